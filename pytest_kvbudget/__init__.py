@@ -1,0 +1,1 @@
+"""Measure what fits a device's memory, boot by boot, as a pytest plugin."""

@@ -1,0 +1,251 @@
+"""Target configuration: ``kvbudget.toml`` or ``[tool.kvbudget]``, strictly decoded before anything starts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from pytest_kvbudget.mock.spec import MockDevice
+from pytest_kvbudget.shape import Shape, SizeBytes
+from pytest_kvbudget.units import MIB, SizeError, parse_size
+from pytest_kvbudget.verdict import Phase
+
+FILE_NAME: Final = "kvbudget.toml"
+
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_T = TypeVar("_T")
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; the message names file, key, what was found and what was expected."""
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long to wait, in seconds, and how exact a clean device is, in bytes."""
+
+    boot_seconds: _Seconds = 7200.0
+    """From launch to ready, whatever the phases say."""
+    phase_seconds: dict[Phase, _Seconds] = {}
+    """Deadline of single phases; ``phase_default_seconds`` for the others."""
+    phase_default_seconds: _Seconds = 3600.0
+    settle_seconds: _Seconds = 15.0
+    """How long an engine whose core died may take to leave by itself and finish its log."""
+    stop_seconds: _Seconds = 75.0
+    """From the first SIGTERM of a serving engine to SIGKILL (vLLM's own tests expect 15, 45 and 75 s)."""
+    lease_seconds: _Seconds = 86_400.0
+    release_seconds: _Seconds = 120.0
+    """For device memory to come back after the engine is gone, or before a boot."""
+    release_tolerance: SizeBytes = 256 * MIB
+    """Bytes above the idle level that still count as clean."""
+
+
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Something deployable: backend, launcher, devices and base shape."""
+
+    backend: str
+    launcher: str = "process"
+    command: tuple[str, ...] | None = None
+    """The engine's command without shape; a string is split as a shell would. Default: the backend's."""
+    devices: tuple[int | str, ...] = ()
+    """Devices the target may use, as the engine's visible-devices variable names them. Default: the backend's."""
+    env: dict[str, str] = {}
+    env_file: str | None = None
+    """``NAME=value`` lines, relative to the configuration file; ``env`` wins over it."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """0 takes a free port for every boot."""
+    shape: Shape = Shape()
+    limits: Limits = Limits()
+    mock: MockDevice | None = None
+
+
+class LoadedTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A target with its name and where it was read from."""
+
+    name: str
+    target: Target
+    origin: str
+    """File and table, for messages: ``kvbudget.toml [target.r9700]``."""
+    folder: str
+    """Folder that relative paths of this target start from."""
+    environment: dict[str, str]
+    """``env_file`` and ``env`` together."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All targets of one configuration file, or the built-in simulated one."""
+
+    path: str | None
+    targets: dict[str, LoadedTarget]
+
+    def pick(self, name: str | None) -> LoadedTarget:
+        """The target of that name, or the only one.
+
+        Raises:
+            ConfigError: for an unknown name, or no name where there are several.
+        """
+        where = self.path or "the built-in configuration"
+        known = ", ".join(sorted(self.targets))
+        if name is None:
+            if len(self.targets) == 1:
+                return next(iter(self.targets.values()))
+            raise ConfigError(f"{where}: has several targets ({known}); name one with --kvbudget-target")
+        if name not in self.targets:
+            raise ConfigError(f"{where}: no target {name!r}; it has {known}")
+        return self.targets[name]
+
+
+BUILT_IN_NAME: Final = "mock-r9700"
+
+
+def built_in(folder: Path) -> Config:
+    """The configuration used when there is none: a simulated R9700 whose largest window is not its ceiling.
+
+    Figures follow section 6 of the RDNA4 budget document in kind (weights that fill most of the card, a KV price of
+    several kB per token), not in value: the device is simulated.
+    """
+    target = Target(
+        backend="mock",
+        devices=(0,),
+        shape=Shape(model="simulated-moe-fp8", max_model_len=131_072, max_num_seqs=3, kv_cache_dtype="fp8",
+                    gpu_memory_utilization=0.98),
+        mock=MockDevice(dialect="rdna4", weights=int(26.2 * 2**30), kv_bytes_per_token=7_701,
+                        state_bytes_per_seq=2 * MIB),
+    )
+    loaded = LoadedTarget(name=BUILT_IN_NAME, target=target, origin="built-in", folder=str(folder), environment={})
+    return Config(path=None, targets={BUILT_IN_NAME: loaded})
+
+
+def find(start: Path) -> Path | None:
+    """The nearest configuration upward from ``start``: ``kvbudget.toml``, or ``pyproject.toml`` with our table.
+
+    Raises:
+        ConfigError: one folder has both.
+    """
+    for folder in (start, *start.parents):
+        own, project = folder / FILE_NAME, folder / "pyproject.toml"
+        has_table = project.is_file() and "kvbudget" in _read_toml(project).get("tool", {})
+        if own.is_file() and has_table:
+            raise ConfigError(f"{own} and [tool.kvbudget] in {project}: both are there; keep one")
+        if own.is_file():
+            return own
+        if has_table:
+            return project
+    return None
+
+
+def load(path: Path) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        ConfigError: for anything that is not exactly as expected.
+    """
+    raw = _read_toml(path)
+    table = ""
+    if path.name == "pyproject.toml":
+        raw, table = raw.get("tool", {}).get("kvbudget", {}), "tool.kvbudget."
+    unknown = sorted(set(raw) - {"target"})
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {table}{unknown[0]}; expected only [{table}target.NAME] tables")
+    targets = raw.get("target", {})
+    if not isinstance(targets, dict) or not targets:
+        raise ConfigError(f"{path}: no target; expected at least one [{table}target.NAME] table")
+    return Config(
+        path=str(path),
+        targets={name: _load_target(path, f"{table}target.{name}", name, body) for name, body in targets.items()},
+    )
+
+
+def _load_target(path: Path, table: str, name: str, body: object) -> LoadedTarget:
+    if not isinstance(body, dict):
+        raise ConfigError(f"{path}: {table} is {type(body).__name__}; expected a table")
+    target = decode(body, Target, where=f"{path}: [{table}]")
+    environment: dict[str, str] = {}
+    if target.env_file is not None:
+        environment.update(_read_env_file(path.parent / target.env_file, f"{path}: [{table}] env_file"))
+    environment.update(target.env)
+    return LoadedTarget(name=name, target=target, origin=f"{path} [{table}]", folder=str(path.parent),
+                        environment=environment)
+
+
+def decode(raw: dict[str, Any], kind: type[_T], *, where: str) -> _T:
+    """Decode a table into ``kind``, sizes written as text included.
+
+    Raises:
+        ConfigError: for an unknown key, a wrong type or an impossible value, naming ``where`` and the key.
+    """
+    if kind is Target and isinstance(raw.get("command"), str):
+        raw = {**raw, "command": shlex.split(raw["command"])}
+    try:
+        return msgspec.convert(_sizes(raw, inspect.type_info(kind), ""), kind, strict=True)
+    except _KeyedSizeError as error:
+        raise ConfigError(f"{where} {error.key}: {error}") from None
+    except msgspec.ValidationError as error:
+        message, _, key = str(error).partition(" - at `$.")
+        raise ConfigError(f"{where} {key.rstrip('`') or ''}: {message}".replace(" :", ":")) from None
+
+
+class _KeyedSizeError(Exception):
+    def __init__(self, key: str, error: SizeError) -> None:
+        super().__init__(str(error))
+        self.key = key
+
+
+def _sizes(raw: object, info: inspect.Type, key: str) -> object:
+    """``raw`` with every size that is written as text replaced by bytes, wherever ``info`` has a size."""
+    if isinstance(info, inspect.Metadata):
+        if (info.extra or {}).get("kvbudget") == "size" and raw is not None:
+            try:
+                return parse_size(raw)
+            except SizeError as error:
+                raise _KeyedSizeError(key, error) from None
+        return _sizes(raw, info.type, key)
+    if isinstance(info, inspect.UnionType):
+        for member in info.types:
+            if isinstance(member, (inspect.Metadata, inspect.StructType)):
+                return _sizes(raw, member, key) if raw is not None else None
+        return raw
+    if isinstance(info, inspect.StructType) and isinstance(raw, dict):
+        fields = {field.encode_name: field.type for field in info.fields}
+        return {
+            name: _sizes(value, fields[name], f"{key}.{name}" if key else name) if name in fields else value
+            for name, value in raw.items()
+        }
+    return raw
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def _read_env_file(path: Path, where: str) -> dict[str, str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: {path} cannot be read: {error}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise ConfigError(f"{where}: {path} line {number} is {line!r}; expected NAME=value")
+        found[name.strip()] = value.strip().strip("'\"") if value.strip()[:1] in {"'", '"'} else value.strip()
+    return found
+
+
+def engine_environment(loaded: LoadedTarget, shape: Shape) -> dict[str, str]:
+    """The environment an engine is started with: this process', the target's, the shape's, later ones winning."""
+    return {**os.environ, **loaded.environment, **shape.env}

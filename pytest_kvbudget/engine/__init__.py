@@ -1,0 +1,1 @@
+"""Starting, watching and ending an engine: backends, launchers, keeper, client."""

@@ -1,0 +1,1 @@
+"""One module per engine family; others come through the entry-point group ``pytest_kvbudget.backends``."""

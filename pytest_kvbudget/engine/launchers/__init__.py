@@ -1,0 +1,1 @@
+"""One module per way to start and watch an engine."""

@@ -1,0 +1,1 @@
+"""The simulated engine: a real process on a simulated device."""

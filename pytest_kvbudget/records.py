@@ -1,0 +1,131 @@
+"""The records: one JSON document per attempt and per finding, from which everything shown anywhere is made."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from pytest_kvbudget.device.model import DeviceMemory
+from pytest_kvbudget.ledger.model import BootLedger, Cause
+from pytest_kvbudget.search.model import Finding, Hint
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.verdict import Phase, Verdict
+
+SCHEMA_VERSION: Final = 1
+ATTEMPT_FILE: Final = "attempt.json"
+FINDING_FILE: Final = "finding.json"
+LOG_FILE: Final = "engine.log"
+
+SchemaVersion = Annotated[int, msgspec.Meta(ge=1, description="version of this document's layout")]
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The run an attempt belongs to."""
+
+    run: str
+    host: str
+    plugin_version: str
+    python_version: str
+    pytest_version: str | None = None
+    worker: str | None = None
+    """Name of the xdist worker, ``None`` without xdist."""
+
+
+class TargetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deployed on what."""
+
+    name: str
+    backend: str
+    launcher: str
+    simulated: bool
+    origin: str
+    devices: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    """The target as configured, secrets removed."""
+
+
+class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """When a phase began, in seconds after the launch."""
+
+    phase: Phase
+    start_s: float
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the wall time of an attempt went, in seconds. ``None`` where it did not get that far."""
+
+    lease_wait_s: float = 0
+    clean_wait_s: float = 0
+    boot_s: float | None = None
+    """Launch to ready."""
+    verdict_s: float | None = None
+    """From the death or the ready signal as the keeper saw it to the verdict."""
+    teardown_s: float | None = None
+    release_s: float | None = None
+    """Until device memory was back."""
+    phases: tuple[PhaseTiming, ...] = ()
+
+
+class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
+    """Device memory at a named moment of the attempt: ``idle``, ``ready``, ``released``."""
+
+    moment: str
+    devices: tuple[DeviceMemory, ...]
+
+
+class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One boot of one shape, from lease to teardown."""
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    kind: str = "attempt"
+    run: RunInfo
+    test: str
+    """Node id of the test that asked."""
+    rung: str | None = None
+    """Label of the rung, ``"max_model_len=245760"``; ``None`` outside ladders."""
+    number: int = 1
+    """Which boot of this test (or rung) it is, from 1."""
+    target: TargetInfo
+    shape: Shape
+    command: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    """What was added to the environment, secrets removed."""
+    started: str
+    """ISO 8601, UTC."""
+    verdict: Verdict
+    cause: Cause | None = None
+    message: str
+    """The verdict in one sentence for people."""
+    ledger: BootLedger | None = None
+    hint: Hint = Hint()
+    memory: tuple[MemoryReading, ...] = ()
+    timings: Timings = Timings()
+    exit_status: int | None = None
+    """Of the engine's root process; proves nothing (a dead vLLM exits 0)."""
+    left_serving: bool = False
+    endpoint: str | None = None
+    log: str = LOG_FILE
+    """File name of the complete engine log, beside this record."""
+    notes: tuple[str, ...] = ()
+    """Things worth knowing that changed no verdict: telemetry that could not be read, memory that came back late."""
+
+
+class FindingRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a ladder established, with the attempts that prove it."""
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    kind: str = "finding"
+    run: RunInfo
+    test: str
+    target: TargetInfo
+    shape: Shape
+    """Base shape; the axis' value is that of the rung."""
+    strategy: str
+    pool: str
+    windows: int
+    finding: Finding
+    attempts: tuple[str, ...]
+    """Paths of the attempt records, relative to this file's folder, in boot order."""
+    started: str
+    finished: str

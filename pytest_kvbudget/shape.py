@@ -1,0 +1,66 @@
+"""What is asked of an engine."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+import msgspec
+
+from pytest_kvbudget.units import format_size
+
+SizeBytes = Annotated[int, msgspec.Meta(ge=0, extra={"kvbudget": "size"}, description="bytes, or text: '76 MiB'")]
+"""An integer of bytes; in configuration and markers also text such as ``"31.86 GiB"``."""
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What is asked of an engine. ``None`` leaves a value to the engine's own default.
+
+    Sizes are bytes and, like the engine's own flags, per rank.
+    """
+
+    model: str | None = None
+    max_model_len: _Count | None = None
+    """Tokens of one window."""
+    max_num_seqs: _Count | None = None
+    max_num_batched_tokens: _Count | None = None
+    kv_cache_dtype: str | None = None
+    tensor_parallel_size: _Count | None = None
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    kv_cache_memory_bytes: SizeBytes | None = None
+    """The pinned KV pool, bytes per rank."""
+    reserved_headroom: SizeBytes | None = None
+    lnc: _Count | None = None
+    """Logical NeuronCore size: physical cores behind one logical core."""
+    enforce_eager: bool = False
+    env: dict[str, str] = {}
+    """Environment added for the engine; wins over the target's."""
+    extra_args: tuple[str, ...] = ()
+    """Further flags, passed as they are, last."""
+
+    def merged(self, **changes: Any) -> Shape:  # noqa: ANN401 - one value per field, checked below
+        """This shape with some fields changed; ``env`` is merged, ``extra_args`` is replaced.
+
+        Raises:
+            msgspec.ValidationError: for an unknown field, a wrong type or an impossible value, naming the field.
+        """
+        env = {**self.env, **(changes.pop("env", None) or {})}
+        return msgspec.convert({**msgspec.to_builtins(self), **changes, "env": env}, Shape)
+
+    def key(self) -> str:
+        """A stable digest: equal for equal shapes, on every machine and in every process."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
+
+    def describe(self) -> str:
+        """The shape in one line, only what was asked for: ``max_model_len=4096 kv_cache_memory_bytes=50.00 MiB``."""
+        parts = []
+        for name, value in msgspec.to_builtins(self).items():
+            if name in {"env", "extra_args"}:
+                parts.append(" ".join(value if name == "extra_args" else (f"{k}={v}" for k, v in sorted(value.items()))))
+            elif name in {"kv_cache_memory_bytes", "reserved_headroom"}:
+                parts.append(f"{name}={format_size(value)}")
+            else:
+                parts.append(f"{name}={value}")
+        return " ".join(parts)

@@ -1,0 +1,69 @@
+"""Sizes in bytes: reading what people write and writing what people read.
+
+Every size inside the package is a plain ``int`` of bytes; names carry ``_bytes``.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+TIB: Final = 2**40
+
+ACCEPTED: Final = "a number and one of B, KiB, MiB, GiB, TiB ('31.86 GiB', '76 MiB'), or an integer in bytes"
+
+_UNITS: Final = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB}
+_SIZE = re.compile(r"\s*(?P<number>[0-9][0-9_]*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]+)?\s*", re.ASCII)
+
+
+class SizeError(ValueError):
+    """A size that cannot be read; the message shows the text and what is accepted."""
+
+
+def parse_size(value: object) -> int:
+    """Read a size: ``"31.86 GiB"``, ``"76 MiB"``, ``"512"`` or an ``int`` of bytes; returns bytes.
+
+    A fraction of a byte is cut off, as the engines do. Decimal units (``GB``) and bare letters (``M``) are refused:
+    one tool reads them as 10^9 and another as 2^30.
+
+    Raises:
+        SizeError: for text, types and numbers that are not a size of zero or more bytes.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise SizeError(f"{value} is negative; expected {ACCEPTED}")
+        return int(value)
+    if not isinstance(value, str):
+        raise SizeError(f"{value!r} is {type(value).__name__}; expected {ACCEPTED}")
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise SizeError(f"{value!r} is not a size; expected {ACCEPTED}")
+    unit = (match["unit"] or "B").lower()
+    number = Decimal(match["number"].replace("_", ""))
+    if unit not in _UNITS:
+        hint = ""
+        if unit.rstrip("b") in {"k", "m", "g", "t"}:
+            hint = f"; write '{number} {unit[0].upper()}iB' for 2^{ {'k': 10, 'm': 20, 'g': 30, 't': 40}[unit[0]] }"
+        raise SizeError(f"{value!r} has the unit {match['unit']!r}; expected {ACCEPTED}{hint}")
+    if match["unit"] is None and number != int(number):
+        raise SizeError(f"{value!r} is a fraction of a byte; expected {ACCEPTED}")
+    return int(number * _UNITS[unit])
+
+
+def format_size(size_bytes: float) -> str:
+    """Write bytes for people in the largest unit that keeps a leading digit: ``"31.86 GiB"``, ``"-62.00 MiB"``."""
+    magnitude = abs(size_bytes)
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        # 999.996 KiB is shown in its own unit, not rounded up to the next one
+        if magnitude >= factor:
+            return f"{size_bytes / factor:.2f} {unit}"
+    return f"{int(size_bytes)} B"
+
+
+def format_gib(size_bytes: float) -> str:
+    """Write bytes as GiB with two decimals, the unit and precision the engines print: ``"0.12 GiB"``."""
+    return f"{size_bytes / GIB:.2f} GiB"
