@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from pytest_kvbudget.mock.spec import MockDevice
 from pytest_kvbudget.shape import Shape, SizeBytes
-from pytest_kvbudget.units import MIB, SizeError, parse_size
+from pytest_kvbudget.units import GIB, MIB, SizeError, parse_size
 from pytest_kvbudget.verdict import Phase
 
 FILE_NAME: Final = "kvbudget.toml"
@@ -43,6 +43,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """For device memory to come back after the engine is gone, or before a boot."""
     release_tolerance: SizeBytes = 256 * MIB
     """Bytes above the idle level that still count as clean."""
+    idle_used: SizeBytes = 2 * GIB
+    """Bytes that a device may show as used before this run's first boot; more is somebody else's."""
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

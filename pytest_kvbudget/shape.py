@@ -57,8 +57,10 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """The shape in one line, only what was asked for: ``max_model_len=4096 kv_cache_memory_bytes=50.00 MiB``."""
         parts = []
         for name, value in msgspec.to_builtins(self).items():
-            if name in {"env", "extra_args"}:
-                parts.append(" ".join(value if name == "extra_args" else (f"{k}={v}" for k, v in sorted(value.items()))))
+            if name == "env":
+                parts += [f"{variable}={text}" for variable, text in sorted(value.items())]
+            elif name == "extra_args":
+                parts += value
             elif name in {"kv_cache_memory_bytes", "reserved_headroom"}:
                 parts.append(f"{name}={format_size(value)}")
             else:

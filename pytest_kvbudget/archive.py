@@ -1,0 +1,187 @@
+"""Records on disk: ``ARCHIVE/RUN/TEST/RUNG/attempt.json`` beside the complete engine log, ``finding.json`` per ladder."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from pytest_kvbudget.records import ATTEMPT_FILE, FINDING_FILE, SCHEMA_VERSION, AttemptRecord, FindingRecord, RunInfo
+
+_Record = TypeVar("_Record", AttemptRecord, FindingRecord)
+_SECRET: Final = re.compile(r"token|secret|passw|credential|private|(^|[_-])key($|[_-])|apikey", re.IGNORECASE)
+_NAME_LIMIT: Final = 120
+REMOVED: Final = "<removed>"
+
+
+class RecordError(Exception):
+    """A record cannot be read; the message names file, key, what was found and what was expected."""
+
+
+def new_run_id() -> str:
+    """A name for a run: sorts by time, unique among runs of the same second."""
+    return f"{utc_now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def utc_now() -> datetime:
+    """The current time, UTC."""
+    return datetime.now(UTC)
+
+
+def timestamp() -> str:
+    """The current time as records write it: ISO 8601, UTC, milliseconds."""
+    return utc_now().isoformat(timespec="milliseconds")
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the values of names that look like secrets replaced."""
+    return {name: REMOVED if _SECRET.search(name) else value for name, value in environment.items()}
+
+
+def command_without_secrets(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The command line with the values of flags that look like secrets replaced (``--api-key X``, ``--api-key=X``)."""
+    shown: list[str] = []
+    hide_next = False
+    for word in argv:
+        flag, equals, _ = word.partition("=")
+        is_secret = flag.startswith("-") and bool(_SECRET.search(flag)) and "tokenizer" not in flag
+        if hide_next and not word.startswith("-"):
+            shown.append(REMOVED)
+        else:
+            shown.append(f"{flag}={REMOVED}" if is_secret and equals else word)
+        hide_next = is_secret and not equals and not any(name in flag for name in ("-tokens", "_tokens"))
+    return tuple(shown)
+
+
+class RunArchive:
+    """The folder of one run. Nothing is created before something is written."""
+
+    def __init__(self, root: Path, info: RunInfo) -> None:
+        self.root = root
+        self.info = info
+
+    @property
+    def folder(self) -> Path:
+        """``ARCHIVE/RUN``."""
+        return self.root / self.info.run
+
+    def test_folder(self, test: str) -> Path:
+        """Folder of a test's records."""
+        return self.folder / _safe(test)
+
+    def attempt_folder(self, test: str, rung: str | None, number: int) -> Path:
+        """A new folder for one boot. An existing one is never reused: a record is not overwritten by another boot."""
+        base = self.test_folder(test) / _safe(rung or "boot")
+        suffix = number
+        while True:
+            folder = base if suffix == 1 else base.with_name(f"{base.name}#{suffix}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                suffix += 1
+                continue
+            return folder
+
+    def write_attempt(self, folder: Path, record: AttemptRecord) -> Path:
+        """Write a record atomically; returns its path."""
+        return _write(folder / ATTEMPT_FILE, record)
+
+    def write_finding(self, record: FindingRecord) -> Path:
+        """Write a finding atomically; returns its path."""
+        folder = self.test_folder(record.test)
+        folder.mkdir(parents=True, exist_ok=True)
+        return _write(folder / FINDING_FILE, record)
+
+
+def read_attempt(path: Path) -> AttemptRecord:
+    """Read an attempt's record.
+
+    Raises:
+        RecordError: when it cannot be read or is not one.
+    """
+    return _read(path, AttemptRecord)
+
+
+def read_finding(path: Path) -> FindingRecord:
+    """Read a finding's record.
+
+    Raises:
+        RecordError: when it cannot be read or is not one.
+    """
+    return _read(path, FindingRecord)
+
+
+def iter_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | FindingRecord]]:
+    """Every record below a folder, in order of paths.
+
+    Raises:
+        RecordError: at the first one that cannot be read.
+    """
+    for path in sorted(root.rglob("*.json")):
+        if path.name == ATTEMPT_FILE:
+            yield path, read_attempt(path)
+        elif path.name == FINDING_FILE:
+            yield path, read_finding(path)
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of both documents: an object with ``attempt`` and ``finding``."""
+    schemas, components = msgspec.json.schema_components((AttemptRecord, FindingRecord), ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"pytest-kvbudget records, schema version {SCHEMA_VERSION}",
+        "oneOf": list(schemas),
+        "$defs": components,
+    }
+
+
+def _safe(name: str) -> str:
+    """A file name for a node id or label, unique though characters are replaced and the end is cut."""
+    clean = re.sub(r"[^A-Za-z0-9._=\[\]-]+", "-", name).strip("-.") or "test"
+    if clean == name and len(clean) <= _NAME_LIMIT:
+        return clean
+    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{clean[-_NAME_LIMIT:].lstrip('-.')}-{digest}"
+
+
+def _write(path: Path, record: AttemptRecord | FindingRecord) -> Path:
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text + b"\n")
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _read(path: Path, kind: type[_Record]) -> _Record:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise RecordError(f"{path}: is not a record: {error}") from None
+    if version > SCHEMA_VERSION:
+        raise RecordError(f"{path}: schema version {version}; this release reads up to {SCHEMA_VERSION}: upgrade it")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{path}: {error}") from None
+
+
+class _Version(msgspec.Struct):
+    schema_version: int

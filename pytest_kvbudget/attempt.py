@@ -1,0 +1,378 @@
+"""One boot of one shape, from the clean gate to the teardown, with its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from pytest_kvbudget.archive import RunArchive, command_without_secrets, timestamp, without_secrets
+from pytest_kvbudget.clean import CleanGate
+from pytest_kvbudget.config import LoadedTarget
+from pytest_kvbudget.device.leases import Lease
+from pytest_kvbudget.device.model import MemoryProbe, ProbeError
+from pytest_kvbudget.engine.client import EngineClient
+from pytest_kvbudget.engine.health import free_port
+from pytest_kvbudget.engine.launchers.process import owns_port
+from pytest_kvbudget.engine.model import Backend, Command, EngineProcess, Launcher, LaunchError
+from pytest_kvbudget.engine.watch import Outcome, Watch
+from pytest_kvbudget.ledger.classes import verdict_of
+from pytest_kvbudget.ledger.model import BootLedger, Cause
+from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.records import LOG_FILE, AttemptRecord, MemoryReading, TargetInfo, Timings
+from pytest_kvbudget.search.hints import hint_from
+from pytest_kvbudget.search.pool import pool_short, windows_cause
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.verdict import Phase, Verdict
+
+FAILED_STOP_S: Final = 5.0
+"""Grace for what is left of an engine whose boot failed: it has nothing to finish."""
+_PROGRESS_S: Final = 0.1
+_STATE_FILE: Final = "keeper.json"
+
+INTERRUPTED: Final = "interrupted: the run ended before this boot had a verdict"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a boot is doing, for people who wait for it."""
+
+    label: str
+    phase: Phase
+    elapsed_s: float
+    text: str
+
+
+Progress = Callable[[Snapshot], None]
+"""Called from the thread that boots, about ten times a second at most, and at each change of phase."""
+
+
+class BootRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks for which shape."""
+
+    test: str
+    shape: Shape
+    rung: str | None = None
+    number: int = 1
+    windows: int | None = None
+    """How many full windows the KV cache must hold by the engine's own count; ``None`` asks for nothing."""
+    pool: Literal["fixed", "scaled"] = "fixed"
+    axis: str = "max_model_len"
+
+
+class Attempt:
+    """One boot. `run` boots and judges; `close` tears down. The record on disk is never behind the truth for long."""
+
+    def __init__(
+        self,
+        request: BootRequest,
+        *,
+        loaded: LoadedTarget,
+        backend: Backend,
+        launcher: Launcher,
+        lease: Lease,
+        lease_wait_s: float,
+        clean: CleanGate,
+        archive: RunArchive,
+        progress: Progress | None,
+    ) -> None:
+        self.request = request
+        self._loaded, self._backend, self._launcher = loaded, backend, launcher
+        self._lease, self._clean, self._archive, self._progress = lease, clean, archive, progress
+        self._probe: MemoryProbe | None = backend.probe(loaded, lease.devices)
+        self._reader = LedgerReader(backend.grammar, simulated=backend.simulated)
+        self._process: EngineProcess | None = None
+        self._watch: Watch | None = None
+        self._command: Command | None = None
+        self._shown = (Phase.UNKNOWN, 0.0)
+        self._closed = False
+        self.folder = archive.attempt_folder(request.test, request.rung, request.number)
+        self.record = AttemptRecord(
+            run=archive.info,
+            test=request.test,
+            rung=request.rung,
+            number=request.number,
+            target=target_info(loaded, backend, lease.devices),
+            shape=request.shape,
+            started=timestamp(),
+            verdict=Verdict.UNKNOWN,
+            message=INTERRUPTED,
+            timings=Timings(lease_wait_s=lease_wait_s),
+        )
+        self.record_path = self._save()
+
+    # -- what callers see
+
+    @property
+    def log_path(self) -> Path:
+        """The complete engine log; it may not exist where nothing was started."""
+        return self.folder / LOG_FILE
+
+    @property
+    def ledger(self) -> BootLedger:
+        """What the boot said so far about memory."""
+        return self._reader.ledger()
+
+    @property
+    def serving(self) -> bool:
+        """An engine of ours is up and has not died as far as the keeper knows."""
+        return self._watch is not None and not self._closed and self._watch.look() is None
+
+    @property
+    def url(self) -> str:
+        """Base address of the engine."""
+        if self._command is None:
+            raise RuntimeError("nothing was started")
+        return f"http://{self._command.host}:{self._command.port}"
+
+    @cached_property
+    def client(self) -> EngineClient:
+        """Client of the engine's HTTP interface."""
+        return EngineClient(self.url)
+
+    # -- the boot
+
+    def run(self) -> None:
+        """Boot and judge. The verdict, whatever it is, is in the record; nothing is raised for it."""
+        if not self._wait_clean():
+            return
+        target = self._loaded.target
+        port = target.port or free_port(target.host)
+        self._command = command = self._backend.render(self._loaded, self.request.shape, self._lease.devices, port)
+        self.record.command = command_without_secrets(command.argv)
+        self.record.environment = without_secrets(command.env_added)
+        self.log_path.touch()
+        self._save()
+        try:
+            self._process = self._launcher.launch(
+                command,
+                log_path=self.log_path,
+                state_path=self.folder / _STATE_FILE,
+                lease_descriptors=self._lease.descriptors,
+                critical=self._backend.critical,
+            )
+        except LaunchError as error:
+            self._decide(Verdict.ERROR, None, f"the engine could not be started: {error}")
+            return
+        self._watch = self._make_watch(self._process, command)
+        self._judge(self._watch.until_ready())
+
+    def _make_watch(self, process: EngineProcess, command: Command) -> Watch:
+        return Watch(
+            process,
+            self._reader,
+            host=command.host,
+            port=command.port,
+            limits=self._loaded.target.limits,
+            owns_port=lambda: owns_port(process, command.host, command.port),
+            tick=self._tick,
+        )
+
+    def _wait_clean(self) -> bool:
+        """Device memory is back at its idle level, or the attempt ends here."""
+        begun = time.monotonic()
+        try:
+            readings = self._clean.wait(self._probe, self._lease.names) if self._probe is not None else ()
+        except ProbeError as error:
+            self._note(f"device memory cannot be read: {error}")
+            readings = ()
+        except TimeoutError as error:
+            self._timed(clean_wait_s=time.monotonic() - begun)
+            self._decide(Verdict.ERROR, None, str(error))
+            return False
+        self._timed(clean_wait_s=time.monotonic() - begun)
+        if readings:
+            self.record.memory += (MemoryReading(moment="idle", devices=readings),)
+        return True
+
+    def _judge(self, outcome: Outcome) -> None:
+        ledger = self._reader.ledger()
+        self.record.hint = hint_from(ledger, axis=self.request.axis, shape=self.request.shape)
+        self.record.exit_status = outcome.status
+        if self._watch is not None:
+            self._timed(phases=tuple(self._watch.phases))
+        if outcome.kind == "ready":
+            self._timed(boot_s=self._since_launch(outcome.at))
+            self._read_memory("ready")
+            self._decide(*self._judge_capacity(ledger), at=outcome.at)
+        else:
+            self._decide(*judge_end(outcome, ledger), at=outcome.at)
+
+    def _judge_capacity(self, ledger: BootLedger) -> tuple[Verdict, Cause | None, str]:
+        """A boot that is ready still has to hold the promised windows, by its own count."""
+        windows, length = self.request.windows, self.request.shape.max_model_len
+        tokens = ledger.get("kv_tokens")
+        fitted = ledger.get("max_model_len")
+        ready = f"ready after {self.record.timings.boot_s or 0:.1f} s"
+        if windows is None or length is None:
+            return Verdict.PASS, None, ready
+        if ledger.get("auto_fit") or (isinstance(fitted, int) and fitted < length):
+            return Verdict.ERROR, None, f"the engine serves a window of {fitted}, not the {length} that was asked for"
+        if not isinstance(tokens, int):
+            return Verdict.UNKNOWN, None, "ready, but no line of the log states the KV cache size: capacity unproven"
+        if not pool_short(tokens, windows=windows, max_model_len=length):
+            return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
+        cause = windows_cause(ledger, windows=windows, max_model_len=length)
+        if self.request.pool == "scaled":
+            return Verdict.UNKNOWN, cause, f"scaled pool too small: {cause.sentence}"
+        return Verdict.FAIL, cause, cause.sentence
+
+    # -- what the test body adds
+
+    def body_passed(self) -> None:
+        """The body was content. An engine that died meanwhile is not a pass."""
+        if self.record.verdict is Verdict.PASS:
+            self._died(wait=False)
+
+    def gate_failed(self, message: str) -> None:
+        """The test body refused this rung: FAIL by its gate, unless the engine had died underneath it."""
+        if self._died(wait=True):
+            return
+        first = (message.splitlines() or [""])[0]
+        cause = Cause(
+            phase=Phase.READY, failure_class="gate", sentence=f"the test's own gate refused it: {first}", by_gate=True
+        )
+        self._decide(Verdict.FAIL, cause, cause.sentence)
+
+    def body_unknown(self, message: str) -> None:
+        """The body ran out of time: no verdict."""
+        if not self._died(wait=True):
+            self._decide(Verdict.UNKNOWN, None, f"no verdict from the test body: {message}")
+
+    def body_error(self, message: str) -> None:
+        """The body raised something that is no judgement of the rung."""
+        if not self._died(wait=True):
+            self._decide(Verdict.ERROR, None, f"the test body raised: {message}")
+
+    def _died(self, *, wait: bool) -> bool:
+        """Whether the engine is dead; if so, its end is judged from its log and becomes the verdict."""
+        if self._watch is None:
+            return False
+        dead = self._watch.until_dead() if wait else self._watch.look()
+        if dead is None:
+            return False
+        self._watch.read_to_end()
+        self._judge(dead)
+        return True
+
+    # -- the end
+
+    def leave(self) -> None:
+        """Hand a serving engine over: it is not ours any more and nothing here will end it."""
+        if self._process is None or not self.serving:
+            raise RuntimeError(f"{self.request.test}: no serving engine to leave")
+        self._process.leave()
+        self.record.left_serving = True
+        self.record.endpoint = self.url
+        self._closed = True
+        if self._watch is not None:
+            self._watch.close()
+        self._finish_record()
+
+    def close(self) -> None:
+        """End the engine and wait until device memory is back. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if "client" in self.__dict__:
+            self.client.close()
+        if self._process is not None:
+            self._teardown(self._process)
+        if self._watch is not None:
+            self._watch.close()
+        self._finish_record()
+
+    def _teardown(self, process: EngineProcess) -> None:
+        begun = time.monotonic()
+        alive = self._watch is not None and self._watch.look() is None
+        healthy = alive and self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}
+        process.stop(self._loaded.target.limits.stop_seconds if healthy else FAILED_STOP_S)
+        stopped = time.monotonic()
+        self._timed(teardown_s=stopped - begun)
+        if self._probe is None:
+            return
+        try:
+            readings = self._clean.wait(self._probe, self._lease.names)
+        except (ProbeError, TimeoutError) as error:
+            # Not this rung's fault any more: the next boot's clean gate decides what it means.
+            self._note(f"device memory did not come back: {error}")
+            return
+        self._timed(release_s=time.monotonic() - stopped)
+        self.record.memory += (MemoryReading(moment="released", devices=readings),)
+
+    def _finish_record(self) -> None:
+        self.record.ledger = self._reader.ledger()
+        self._save()
+
+    # -- the record
+
+    def _decide(self, verdict: Verdict, cause: Cause | None, message: str, *, at: float | None = None) -> None:
+        if at is not None:
+            self._timed(verdict_s=time.monotonic() - at)
+        self.record.verdict, self.record.cause, self.record.message = verdict, cause, message
+        self._finish_record()
+
+    def _save(self) -> Path:
+        return self._archive.write_attempt(self.folder, self.record)
+
+    def _timed(self, **changes: Any) -> None:  # noqa: ANN401 - fields of Timings
+        rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in changes.items()}
+        self.record.timings = msgspec.structs.replace(self.record.timings, **rounded)
+
+    def _note(self, text: str) -> None:
+        self.record.notes += (text,)
+
+    def _read_memory(self, moment: str) -> None:
+        if self._probe is None:
+            return
+        try:
+            self.record.memory += (MemoryReading(moment=moment, devices=self._probe.read()),)
+        except ProbeError as error:
+            self._note(f"device memory cannot be read when {moment}: {error}")
+
+    def _since_launch(self, at: float) -> float:
+        return at - self._watch.launched if self._watch is not None else 0.0
+
+    def _tick(self, phase: Phase, elapsed_s: float, text: str) -> None:
+        shown_phase, shown_at = self._shown
+        if self._progress is None or (phase is shown_phase and elapsed_s - shown_at < _PROGRESS_S):
+            return
+        self._shown = (phase, elapsed_s)
+        label = self.request.rung or self.request.shape.describe()
+        with suppress(OSError):  # a terminal that went away is no reason to lose a boot
+            self._progress(Snapshot(label=label, phase=phase, elapsed_s=elapsed_s, text=text))
+
+
+def judge_end(outcome: Outcome, ledger: BootLedger) -> tuple[Verdict, Cause | None, str]:
+    """The verdict on an engine that did not get ready, or died: from what its log proves, never from its exit status."""
+    cause = ledger.cause
+    if outcome.kind == "not_started":
+        return Verdict.ERROR, None, f"the engine could not be started: {outcome.message}"
+    if outcome.kind == "late":
+        return Verdict.UNKNOWN, None, outcome.message
+    if outcome.kind == "foreign":
+        return Verdict.ERROR, cause, f"port_in_use: {outcome.message}"
+    how = outcome.message or ("was killed" if (outcome.status or 0) < 0 else "left")
+    status = "" if outcome.status is None else f", exit status {outcome.status}"
+    if cause is None:
+        last = f" after {ledger.milestones[-1].evidence.text!r}" if ledger.milestones else ", and its log says nothing"
+        return Verdict.UNKNOWN, None, f"the engine {how} in {ledger.phase}{last}{status}; no line says why"
+    return verdict_of(cause.failure_class), cause, f"{cause.failure_class}: {cause.sentence}"
+
+
+def target_info(loaded: LoadedTarget, backend: Backend, devices: tuple[str, ...]) -> TargetInfo:
+    """What records say about the target."""
+    config: Mapping[str, Any] = msgspec.to_builtins(loaded.target)
+    return TargetInfo(
+        name=loaded.name,
+        backend=loaded.target.backend,
+        launcher=loaded.target.launcher,
+        simulated=backend.simulated,
+        origin=loaded.origin,
+        devices=devices,
+        config={**config, "env": without_secrets(loaded.target.env)},
+    )
