@@ -17,7 +17,9 @@ import msgspec
 from pytest_kvbudget.records import ATTEMPT_FILE, FINDING_FILE, SCHEMA_VERSION, AttemptRecord, FindingRecord, RunInfo
 
 _Record = TypeVar("_Record", AttemptRecord, FindingRecord)
-_SECRET: Final = re.compile(r"token|secret|passw|credential|private|(^|[_-])key($|[_-])|apikey", re.IGNORECASE)
+_SECRET_WORDS: Final = frozenset(
+    ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "key", "apikey")
+)
 _NAME_LIMIT: Final = 120
 REMOVED: Final = "<removed>"
 
@@ -41,9 +43,14 @@ def timestamp() -> str:
     return utc_now().isoformat(timespec="milliseconds")
 
 
+def _is_secret(name: str) -> bool:
+    """Whether a variable or flag holds a secret, by the words of its name; ``tokens`` and ``tokenizer`` do not."""
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with the values of names that look like secrets replaced."""
-    return {name: REMOVED if _SECRET.search(name) else value for name, value in environment.items()}
+    return {name: REMOVED if _is_secret(name) else value for name, value in environment.items()}
 
 
 def command_without_secrets(argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -52,12 +59,12 @@ def command_without_secrets(argv: tuple[str, ...]) -> tuple[str, ...]:
     hide_next = False
     for word in argv:
         flag, equals, _ = word.partition("=")
-        is_secret = flag.startswith("-") and bool(_SECRET.search(flag)) and "tokenizer" not in flag
+        secret = flag.startswith("-") and _is_secret(flag)
         if hide_next and not word.startswith("-"):
             shown.append(REMOVED)
         else:
-            shown.append(f"{flag}={REMOVED}" if is_secret and equals else word)
-        hide_next = is_secret and not equals and not any(name in flag for name in ("-tokens", "_tokens"))
+            shown.append(f"{flag}={REMOVED}" if secret and equals else word)
+        hide_next = secret and not equals
     return tuple(shown)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -115,10 +116,16 @@ def built_in(folder: Path) -> Config:
     target = Target(
         backend="mock",
         devices=(0,),
-        shape=Shape(model="simulated-moe-fp8", max_model_len=131_072, max_num_seqs=3, kv_cache_dtype="fp8",
-                    gpu_memory_utilization=0.98),
-        mock=MockDevice(dialect="rdna4", weights=int(26.2 * 2**30), kv_bytes_per_token=7_701,
-                        state_bytes_per_seq=2 * MIB),
+        shape=Shape(
+            model="simulated-moe-fp8",
+            max_model_len=131_072,
+            max_num_seqs=3,
+            kv_cache_dtype="fp8",
+            gpu_memory_utilization=0.98,
+        ),
+        mock=MockDevice(
+            dialect="rdna4", weights=int(26.2 * 2**30), kv_bytes_per_token=7_701, state_bytes_per_seq=2 * MIB
+        ),
     )
     loaded = LoadedTarget(name=BUILT_IN_NAME, target=target, origin="built-in", folder=str(folder), environment={})
     return Config(path=None, targets={BUILT_IN_NAME: loaded})
@@ -172,8 +179,9 @@ def _load_target(path: Path, table: str, name: str, body: object) -> LoadedTarge
     if target.env_file is not None:
         environment.update(_read_env_file(path.parent / target.env_file, f"{path}: [{table}] env_file"))
     environment.update(target.env)
-    return LoadedTarget(name=name, target=target, origin=f"{path} [{table}]", folder=str(path.parent),
-                        environment=environment)
+    return LoadedTarget(
+        name=name, target=target, origin=f"{path} [{table}]", folder=str(path.parent), environment=environment
+    )
 
 
 def decode(raw: dict[str, Any], kind: type[_T], *, where: str) -> _T:
@@ -185,40 +193,45 @@ def decode(raw: dict[str, Any], kind: type[_T], *, where: str) -> _T:
     if kind is Target and isinstance(raw.get("command"), str):
         raw = {**raw, "command": shlex.split(raw["command"])}
     try:
-        return msgspec.convert(_sizes(raw, inspect.type_info(kind), ""), kind, strict=True)
-    except _KeyedSizeError as error:
+        return msgspec.convert(_prepared(raw, inspect.type_info(kind), ""), kind, strict=True)
+    except _KeyError as error:
         raise ConfigError(f"{where} {error.key}: {error}") from None
     except msgspec.ValidationError as error:
-        message, _, key = str(error).partition(" - at `$.")
-        raise ConfigError(f"{where} {key.rstrip('`') or ''}: {message}".replace(" :", ":")) from None
+        message, _, path = str(error).partition(" - at `")
+        key = path.replace("key` in `", "").replace("`", "").removeprefix("$").lstrip(".")
+        raise ConfigError(f"{where} {key}: {message}" if key else f"{where}: {message}") from None
 
 
-class _KeyedSizeError(Exception):
-    def __init__(self, key: str, error: SizeError) -> None:
-        super().__init__(str(error))
+class _KeyError(Exception):
+    """Something wrong at one key of a table."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
         self.key = key
 
 
-def _sizes(raw: object, info: inspect.Type, key: str) -> object:
-    """``raw`` with every size that is written as text replaced by bytes, wherever ``info`` has a size."""
+def _prepared(raw: object, info: inspect.Type, key: str) -> object:
+    """``raw`` with sizes written as text replaced by bytes, wherever ``info`` has a size; unknown keys are refused."""
     if isinstance(info, inspect.Metadata):
         if (info.extra or {}).get("kvbudget") == "size" and raw is not None:
             try:
                 return parse_size(raw)
             except SizeError as error:
-                raise _KeyedSizeError(key, error) from None
-        return _sizes(raw, info.type, key)
+                raise _KeyError(key, str(error)) from None
+        return _prepared(raw, info.type, key)
     if isinstance(info, inspect.UnionType):
-        for member in info.types:
-            if isinstance(member, (inspect.Metadata, inspect.StructType)):
-                return _sizes(raw, member, key) if raw is not None else None
-        return raw
+        members = [member for member in info.types if isinstance(member, (inspect.Metadata, inspect.StructType))]
+        return raw if raw is None or not members else _prepared(raw, members[0], key)
     if isinstance(info, inspect.StructType) and isinstance(raw, dict):
         fields = {field.encode_name: field.type for field in info.fields}
-        return {
-            name: _sizes(value, fields[name], f"{key}.{name}" if key else name) if name in fields else value
-            for name, value in raw.items()
-        }
+        for name in raw:
+            if name not in fields:
+                near = get_close_matches(str(name), fields, 1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise _KeyError(
+                    f"{key}.{name}" if key else str(name), f"unknown key; {hint}expected {', '.join(fields)}"
+                )
+        return {name: _prepared(value, fields[name], f"{key}.{name}" if key else name) for name, value in raw.items()}
     return raw
 
 

@@ -73,7 +73,7 @@ class EngineProcess(Protocol):
         ...
 
     def stop(self, grace_s: float) -> None:
-        """End the engine: SIGTERM, again after a while, SIGKILL after ``grace_s`` seconds; returns when all are gone."""
+        """End the engine: SIGTERM, again later, SIGKILL after ``grace_s`` seconds; returns when all are gone."""
         ...
 
     def leave(self) -> None:

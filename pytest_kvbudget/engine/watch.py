@@ -114,10 +114,10 @@ class Watch:
                 self.dead = Outcome(kind="dead", at=event.at, status=event.status)
             elif event.kind == "critical_exited" and self._core_died_at is None:
                 self._core_died_at, self._core_title = event.at, event.title
-        if self.dead is None and self._core_died_at is not None:
-            # The server usually leaves a few seconds after its core, and finishes the log meanwhile.
-            if time.monotonic() - self._core_died_at > self._limits.settle_seconds:
-                self.dead = Outcome(kind="dead", at=self._core_died_at, message=f"{self._core_title} is gone")
+        # The server usually leaves a few seconds after its core, and finishes the log meanwhile.
+        settled = self._core_died_at is not None and time.monotonic() - self._core_died_at > self._limits.settle_seconds
+        if self.dead is None and self._core_died_at is not None and settled:
+            self.dead = Outcome(kind="dead", at=self._core_died_at, message=f"lost {self._core_title} and then stayed")
         return self.dead
 
     def until_dead(self) -> Outcome | None:
@@ -163,8 +163,12 @@ class Watch:
         allowed = self._limits.phase_seconds.get(phase, self._limits.phase_default_seconds)
         last = self._reader.last_line[-200:]
         if now - self._phase_since > allowed:
-            return Outcome(kind="late", at=now, message=f"no end of phase {phase} within {allowed:g} s; last line: {last!r}")
+            return Outcome(
+                kind="late", at=now, message=f"no end of phase {phase} within {allowed:g} s; last line: {last!r}"
+            )
         if now - self.launched > self._limits.boot_seconds:
             allowed = self._limits.boot_seconds
-            return Outcome(kind="late", at=now, message=f"not ready within {allowed:g} s, in {phase}; last line: {last!r}")
+            return Outcome(
+                kind="late", at=now, message=f"not ready within {allowed:g} s, in {phase}; last line: {last!r}"
+            )
         return None

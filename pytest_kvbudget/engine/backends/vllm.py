@@ -49,7 +49,7 @@ class VllmBackend:
             return ((CPU_DEVICE,),)
         return slots_of(devices, shape.tensor_parallel_size or 1)
 
-    def lease_names(self, loaded: LoadedTarget, devices: Sequence[str]) -> tuple[str, ...]:  # noqa: ARG002
+    def lease_names(self, loaded: LoadedTarget, devices: Sequence[str]) -> tuple[str, ...]:
         """GPUs are leased by the number that the driver gives them on this host."""
         return tuple(CPU_DEVICE if device == CPU_DEVICE else f"gpu-{device}" for device in devices)
 
@@ -76,6 +76,6 @@ class VllmBackend:
         )
         return build_command(loaded, shape, argv=argv, added=added, port=port)
 
-    def session(self, loaded: LoadedTarget) -> AbstractContextManager[None]:  # noqa: ARG002
+    def session(self, loaded: LoadedTarget) -> AbstractContextManager[None]:
         """Nothing has to be there beside the engine."""
         return nullcontext()

@@ -1,0 +1,110 @@
+"""The ``kvbudget`` command: reads the same records and logs as the plugin, without pytest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+EXIT_TROUBLE: Final = 2
+"""The command could not answer: unreadable input, nothing found."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except BrokenPipeError:
+        # The reader of our output went away (head, a pager); there is nobody left to tell.
+        sys.stderr.close()
+        return EXIT_TROUBLE
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvbudget", description="Explain engine boots and rebuild reports.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    explain = commands.add_parser(
+        "explain",
+        help="what happened in a boot log, and what to turn",
+        description="Read engine logs: what each rank allocated, where the boot ended, why, and what to turn.",
+        epilog="exit status: 0 the log shows a boot that served, 1 a failure was found, 2 the log does not say",
+    )
+    explain.add_argument("log", nargs="*", default=["-"], help="log files; - or nothing reads standard input")
+    explain.add_argument("--json", action="store_true", help="one JSON object for programs")
+    explain.add_argument("--boot", type=int, metavar="N", help="the Nth boot in the log instead of the last")
+    explain.set_defaults(run=_explain)
+
+    schema = commands.add_parser("schema", help="the JSON schema of attempt and finding records")
+    schema.set_defaults(run=_schema)
+
+    report = commands.add_parser(
+        "report", help="rebuild the HTML pages of an archive", description="Rebuild pages from records, without a run."
+    )
+    report.add_argument("archive", type=Path, help="an archive, a run's folder, or any folder below one")
+    report.set_defaults(run=_report)
+
+    reap = commands.add_parser(
+        "reap",
+        help="end engines that dead runs of ours left behind, and nothing else",
+        description=(
+            "End processes that the records of an archive prove we started (process id and start time), where the "
+            "run that started them is gone. Engines that were left serving on purpose are never touched."
+        ),
+    )
+    reap.add_argument("archive", type=Path, help="the archive whose runs to look at")
+    reap.add_argument("--dry-run", action="store_true", help="say what would be ended")
+    reap.set_defaults(run=_reap)
+    return parser
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from pytest_kvbudget.explain import run  # noqa: PLC0415 - each command loads what it needs
+
+    return run(options.log, as_json=options.json, boot=options.boot, out=sys.stdout, stdin=sys.stdin.buffer)
+
+
+def _schema(options: argparse.Namespace) -> int:  # noqa: ARG001 - takes no options
+    from pytest_kvbudget.archive import schema  # noqa: PLC0415 - each command loads what it needs
+
+    json.dump(schema(), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pytest_kvbudget.archive import RecordError, iter_records  # noqa: PLC0415 - each command loads what it needs
+    from pytest_kvbudget.records import FindingRecord  # noqa: PLC0415
+    from pytest_kvbudget.report.html import write_attempt_page, write_finding_page  # noqa: PLC0415
+
+    written = 0
+    try:
+        for path, record in iter_records(options.archive):
+            page = write_finding_page(path) if isinstance(record, FindingRecord) else write_attempt_page(path)
+            written += 1
+            if isinstance(record, FindingRecord):
+                sys.stdout.write(f"{record.test}: {record.finding.sentence}\n  {page}\n")
+    except RecordError as error:
+        sys.stderr.write(f"kvbudget report: {error}\n")
+        return EXIT_TROUBLE
+    if not written:
+        sys.stderr.write(f"kvbudget report: no records below {options.archive}\n")
+        return EXIT_TROUBLE
+    sys.stdout.write(f"{written} pages written\n")
+    return 0
+
+
+def _reap(options: argparse.Namespace) -> int:
+    from pytest_kvbudget.engine.reap import reap  # noqa: PLC0415 - each command loads what it needs
+
+    return reap(options.archive, dry_run=options.dry_run, out=sys.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

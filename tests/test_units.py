@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_kvbudget.units import GIB, MIB, SizeError, format_gib, format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("31.86 GiB", 34_209_414_512),  # 31.86 * 2^30 = 34,209,414,512.64, cut
+        ("76 MiB", 79_691_776),
+        ("76MiB", 79_691_776),
+        ("0.5 kib", 512),
+        ("1 TiB", 1_099_511_627_776),
+        ("50_000 B", 50_000),
+        ("512", 512),
+        (52_428_800, 52_428_800),
+        (0, 0),
+    ],
+)
+def test_reads_sizes(text: object, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("31.86 GB", "write '31.86 GiB' for 2^30"),
+        ("50M", "write '50 MiB' for 2^20"),
+        ("lots", "'lots' is not a size"),
+        ("", "'' is not a size"),
+        ("1.5", "fraction of a byte"),
+        ("-3 GiB", "is not a size"),
+        (-3, "-3 is negative"),
+        (1.5, "1.5 is float"),
+        (True, "True is bool"),
+        (None, "None is NoneType"),
+        ("3 parsecs", "unit 'parsecs'"),
+        ("1e9", "'1e9' is not a size"),
+    ],
+)
+def test_refuses_what_is_no_size_and_says_what_is_accepted(value: object, said: str) -> None:
+    with pytest.raises(SizeError) as caught:
+        parse_size(value)
+    assert said in str(caught.value)
+    assert "GiB" in str(caught.value), "the message shows what is accepted"
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_an_integer_of_bytes_stays_what_it_is(size_bytes: int) -> None:
+    assert parse_size(size_bytes) == parse_size(str(size_bytes)) == parse_size(f"{size_bytes} B") == size_bytes
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_what_is_written_reads_back_within_its_printed_precision(size_bytes: int) -> None:
+    unit = max(1, 2 ** (10 * min(4, max(0, (size_bytes.bit_length() - 1) // 10))))
+    assert abs(parse_size(format_size(size_bytes)) - size_bytes) <= unit * 0.005 + 1
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_size_or_a_size_error(text: str) -> None:
+    with suppress(SizeError):
+        assert parse_size(text) >= 0
+
+
+def test_writes_for_people() -> None:
+    assert format_size(34_208_743_424) == "31.86 GiB"
+    assert format_size(76 * MIB) == "76.00 MiB"
+    assert format_size(-62 * MIB) == "-62.00 MiB"
+    assert format_size(999) == "999 B"
+    assert format_gib(0.12 * GIB) == "0.12 GiB"
