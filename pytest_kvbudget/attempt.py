@@ -17,23 +17,24 @@ from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device.model import MemoryProbe, ProbeError
 from pytest_kvbudget.engine.client import EngineClient
-from pytest_kvbudget.engine.health import free_port
-from pytest_kvbudget.engine.launchers.process import owns_port
+from pytest_kvbudget.engine.ports import free_port, owned_by
 from pytest_kvbudget.engine.model import Backend, Command, EngineProcess, Launcher, LaunchError
+from pytest_kvbudget.engine.reap import STATE_FILE
 from pytest_kvbudget.engine.watch import Outcome, Watch
 from pytest_kvbudget.ledger.classes import verdict_of
 from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord, MemoryReading, TargetInfo, Timings
 from pytest_kvbudget.search.hints import hint_from
-from pytest_kvbudget.search.pool import pool_short, windows_cause
+from pytest_kvbudget.search.model import Hint
+from pytest_kvbudget.search.pool import kv_windows_short, pool_short
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Phase, Verdict
 
 FAILED_STOP_S: Final = 5.0
 """Grace for what is left of an engine whose boot failed: it has nothing to finish."""
 _PROGRESS_S: Final = 0.1
-_STATE_FILE: Final = "keeper.json"
+
 
 INTERRUPTED: Final = "interrupted: the run ended before this boot had a verdict"
 
@@ -151,12 +152,12 @@ class Attempt:
             self._process = self._launcher.launch(
                 command,
                 log_path=self.log_path,
-                state_path=self.folder / _STATE_FILE,
+                state_path=self.folder / STATE_FILE,
                 lease_descriptors=self._lease.descriptors,
                 critical=self._backend.critical,
             )
         except LaunchError as error:
-            self._decide(Verdict.ERROR, None, f"the engine could not be started: {error}")
+            self._decide(*_reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", str(error)))
             return
         self._watch = self._make_watch(self._process, command)
         self._judge(self._watch.until_ready())
@@ -168,7 +169,7 @@ class Attempt:
             host=command.host,
             port=command.port,
             limits=self._loaded.target.limits,
-            owns_port=lambda: owns_port(process, command.host, command.port),
+            owns_port=lambda: owned_by(process.pids(), command.host, command.port),
             tick=self._tick,
         )
 
@@ -182,7 +183,7 @@ class Attempt:
             readings = ()
         except TimeoutError as error:
             self._timed(clean_wait_s=time.monotonic() - begun)
-            self._decide(Verdict.ERROR, None, str(error))
+            self._decide(*_reason(Verdict.ERROR, Phase.WORKER_INIT, "devices_busy", str(error)))
             return False
         self._timed(clean_wait_s=time.monotonic() - begun)
         if readings:
@@ -191,7 +192,6 @@ class Attempt:
 
     def _judge(self, outcome: Outcome) -> None:
         ledger = self._reader.ledger()
-        self.record.hint = hint_from(ledger, axis=self.request.axis, shape=self.request.shape)
         self.record.exit_status = outcome.status
         if self._watch is not None:
             self._timed(phases=tuple(self._watch.phases))
@@ -201,6 +201,20 @@ class Attempt:
             self._decide(*self._judge_capacity(ledger), at=outcome.at)
         else:
             self._decide(*judge_end(outcome, ledger), at=outcome.at)
+        self.record.hint = self._hint(ledger)
+        self._save()
+
+    def _hint(self, ledger: BootLedger) -> Hint:
+        ready = [reading for reading in self.record.memory if reading.moment == "ready"]
+        free = [device.free_bytes for reading in ready for device in reading.devices]
+        return hint_from(
+            ledger,
+            axis=self.request.axis,
+            shape=self.request.shape,
+            windows=self.request.windows or 1,
+            scaled=self.request.pool == "scaled",
+            free_bytes=min(free, default=None),
+        )
 
     def _judge_capacity(self, ledger: BootLedger) -> tuple[Verdict, Cause | None, str]:
         """A boot that is ready still has to hold the promised windows, by its own count."""
@@ -211,14 +225,16 @@ class Attempt:
         if windows is None or length is None:
             return Verdict.PASS, None, ready
         if ledger.get("auto_fit") or (isinstance(fitted, int) and fitted < length):
-            return Verdict.ERROR, None, f"the engine serves a window of {fitted}, not the {length} that was asked for"
+            said = f"the engine serves a window of {fitted}, not the {length} that was asked for"
+            return _reason(Verdict.ERROR, Phase.READY, "window_not_served", said)
         if not isinstance(tokens, int):
-            return Verdict.UNKNOWN, None, "ready, but no line of the log states the KV cache size: capacity unproven"
-        if not pool_short(tokens, windows=windows, max_model_len=length):
+            said = "ready, but no line of the log states the KV cache size: its capacity is unproven"
+            return _reason(Verdict.UNKNOWN, Phase.READY, "capacity_unstated", said)
+        if not pool_short(tokens, windows, length):
             return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
-        cause = windows_cause(ledger, windows=windows, max_model_len=length)
+        cause = kv_windows_short(tokens, windows, length, pool_bytes=self.request.shape.kv_cache_memory_bytes)
         if self.request.pool == "scaled":
-            return Verdict.UNKNOWN, cause, f"scaled pool too small: {cause.sentence}"
+            return Verdict.UNKNOWN, cause, f"the scaled pool came out too small: {cause.sentence}"
         return Verdict.FAIL, cause, cause.sentence
 
     # -- what the test body adds
@@ -232,21 +248,22 @@ class Attempt:
         """The test body refused this rung: FAIL by its gate, unless the engine had died underneath it."""
         if self._died(wait=True):
             return
-        first = (message.splitlines() or [""])[0]
-        cause = Cause(
-            phase=Phase.READY, failure_class="gate", sentence=f"the test's own gate refused it: {first}", by_gate=True
+        verdict, cause, said = _reason(
+            Verdict.FAIL, Phase.READY, "gate", f"the test's own gate refused it: {_line(message)}"
         )
-        self._decide(Verdict.FAIL, cause, cause.sentence)
+        self._decide(verdict, msgspec.structs.replace(cause, by_gate=True), said)
 
     def body_unknown(self, message: str) -> None:
         """The body ran out of time: no verdict."""
         if not self._died(wait=True):
-            self._decide(Verdict.UNKNOWN, None, f"no verdict from the test body: {message}")
+            said = f"no verdict from the test body: {_line(message)}"
+            self._decide(*_reason(Verdict.UNKNOWN, Phase.READY, "body_timeout", said))
 
     def body_error(self, message: str) -> None:
         """The body raised something that is no judgement of the rung."""
         if not self._died(wait=True):
-            self._decide(Verdict.ERROR, None, f"the test body raised: {message}")
+            said = f"the test body raised {_line(message)}"
+            self._decide(*_reason(Verdict.ERROR, Phase.READY, "body_error", said))
 
     def _died(self, *, wait: bool) -> bool:
         """Whether the engine is dead; if so, its end is judged from its log and becomes the verdict."""
@@ -348,20 +365,30 @@ class Attempt:
 
 
 def judge_end(outcome: Outcome, ledger: BootLedger) -> tuple[Verdict, Cause | None, str]:
-    """The verdict on an engine that did not get ready, or died: from what its log proves, never from its exit status."""
+    """The verdict on an engine that did not get ready, or died: from its log, never from its exit status."""
     cause = ledger.cause
     if outcome.kind == "not_started":
-        return Verdict.ERROR, None, f"the engine could not be started: {outcome.message}"
+        return _reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", outcome.message)
     if outcome.kind == "late":
-        return Verdict.UNKNOWN, None, outcome.message
+        return _reason(Verdict.UNKNOWN, ledger.phase, "deadline_passed", outcome.message)
     if outcome.kind == "foreign":
-        return Verdict.ERROR, cause, f"port_in_use: {outcome.message}"
+        return _reason(Verdict.ERROR, Phase.ARGUMENT, "port_in_use", outcome.message)
+    if cause is not None:
+        return verdict_of(cause.failure_class), cause, f"{cause.failure_class}: {cause.sentence}"
     how = outcome.message or ("was killed" if (outcome.status or 0) < 0 else "left")
-    status = "" if outcome.status is None else f", exit status {outcome.status}"
-    if cause is None:
-        last = f" after {ledger.milestones[-1].evidence.text!r}" if ledger.milestones else ", and its log says nothing"
-        return Verdict.UNKNOWN, None, f"the engine {how} in {ledger.phase}{last}{status}; no line says why"
-    return verdict_of(cause.failure_class), cause, f"{cause.failure_class}: {cause.sentence}"
+    last = f" after {ledger.milestones[-1].evidence.text!r}" if ledger.milestones else ""
+    status = "" if outcome.status is None else f" (exit status {outcome.status})"
+    said = f"the engine {how} in {ledger.phase}{last}{status}, and no line of its log says why"
+    return _reason(Verdict.UNKNOWN, ledger.phase, "engine_vanished", said)
+
+
+def _reason(verdict: Verdict, phase: Phase, failure_class: str, sentence: str) -> tuple[Verdict, Cause, str]:
+    """A verdict that rests on something else than the log, with its cause and message."""
+    return verdict, Cause(phase=phase, failure_class=failure_class, sentence=sentence), f"{failure_class}: {sentence}"
+
+
+def _line(message: str) -> str:
+    return (message.strip().splitlines() or ["(no message)"])[0]
 
 
 def target_info(loaded: LoadedTarget, backend: Backend, devices: tuple[str, ...]) -> TargetInfo:

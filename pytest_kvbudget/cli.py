@@ -70,7 +70,7 @@ def _explain(options: argparse.Namespace) -> int:
     return run(options.log, as_json=options.json, boot=options.boot, out=sys.stdout, stdin=sys.stdin.buffer)
 
 
-def _schema(options: argparse.Namespace) -> int:  # noqa: ARG001 - takes no options
+def _schema(options: argparse.Namespace) -> int:
     from pytest_kvbudget.archive import schema  # noqa: PLC0415 - each command loads what it needs
 
     json.dump(schema(), sys.stdout, indent=2)

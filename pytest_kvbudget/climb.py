@@ -14,10 +14,12 @@ from pytest_kvbudget.attempt import BootRequest
 from pytest_kvbudget.records import AttemptRecord, FindingRecord, TargetInfo
 from pytest_kvbudget.search.ladder import Ask, Ladder
 from pytest_kvbudget.search.model import Axis, Finding, Trial
-from pytest_kvbudget.search.pool import rate_bytes, scaled_bytes
-from pytest_kvbudget.search.strategies import STRATEGIES, strategy_named
+from pytest_kvbudget.search.pool import measured_pool_bytes, rung_shape
+from pytest_kvbudget.search.predict import Predict
+from pytest_kvbudget.search.strategies import STRATEGIES
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import SizeError, parse_size
+from pytest_kvbudget.verdict import Verdict
 
 AxisName = Literal["max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"]
 AXES: Final[tuple[str, ...]] = get_args(AxisName)
@@ -90,6 +92,8 @@ def check_spec(arguments: Mapping[str, Any]) -> LadderSpec:
         raise SpecError(str(error).replace("`$.", "`")) from None
     except ValueError as error:
         raise SpecError(str(error)) from None
+    if spec.first is not None and strategy not in {None, "predict"}:
+        raise SpecError(f"first={spec.first!r} with strategy={strategy!r}; first is for strategy 'predict'")
     if spec.pool == "scaled" and axis not in {"max_model_len", "max_num_seqs"}:
         raise SpecError(f"pool='scaled' with axis={axis!r}; a pool scales with max_model_len or max_num_seqs")
     return spec
@@ -123,7 +127,6 @@ class RungPlan(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     why: str
     shape: Shape
-    only: bool = False
 
 
 class Climb:
@@ -146,10 +149,10 @@ class Climb:
         self._started = timestamp()
         self._attempts: list[Path] = []
         self._numbers: dict[int, int] = {}
-        self._rate: dict[int, AttemptRecord] = {}
+        self._short: dict[int, AttemptRecord] = {}
         self._ladder = Ladder(
             spec.rungs,
-            strategy_named(self.strategy, first=spec.start if spec.first == "ceiling" else None),
+            Predict(first=spec.start) if spec.first == "ceiling" else STRATEGIES[self.strategy],
             confirm=spec.confirm,
             reference=self._reference() if spec.pool == "scaled" else None,
         )
@@ -183,25 +186,25 @@ class Climb:
 
     def shape(self, value: int) -> Shape:
         """The base shape at one value of the axis, with the pool that goes with it."""
-        shape = self.base.merged(**{self.spec.axis: value})
-        if self.spec.pool != "scaled":
+        shape = rung_shape(self.base, self.spec.axis, value, self.spec.pool)
+        short = self._short.get(value)
+        if short is None or short.ledger is None or short.shape.kv_cache_memory_bytes is None:
             return shape
-        short = self._rate.get(value)
-        if short is not None and short.ledger is not None:
-            need = self.spec.windows * (shape.max_model_len or 0)
-            pool = short.shape.kv_cache_memory_bytes or 0
-            size = rate_bytes(pool, tokens=int(short.ledger.number("kv_tokens")), need_tokens=need)
-        else:
-            size = scaled_bytes(self.base.kv_cache_memory_bytes or 0, reference=self._reference(), value=value)
+        size = measured_pool_bytes(
+            short.shape.kv_cache_memory_bytes,
+            int(short.ledger.number("kv_tokens")),
+            self.spec.windows,
+            shape.max_model_len or 0,
+        )
         return shape.merged(kv_cache_memory_bytes=size)
 
     def tell(self, plan: RungPlan, record: AttemptRecord, path: Path) -> None:
         """What the boot of a rung proved."""
         self._attempts.append(path)
         short = record.cause is not None and record.cause.failure_class == "kv_windows_short"
-        pool_short = short and self.spec.pool == "scaled"
+        pool_short = short and self.spec.pool == "scaled" and record.verdict is Verdict.UNKNOWN
         if pool_short:
-            self._rate[plan.value] = record
+            self._short[plan.value] = record
         if self._only is None:
             self._ladder.tell(
                 Trial(
@@ -210,7 +213,6 @@ class Climb:
                     hint=record.hint,
                     cause=record.cause,
                     pool_short=pool_short,
-                    message=record.message,
                 )
             )
 
