@@ -165,7 +165,7 @@ class Layout:
 
     @property
     def vllm_cache(self) -> Path:
-        """The cache of vLLM itself, by default the user's: what it knows of the model class spares each boot seconds."""
+        """The cache of vLLM itself, else the user's own: what it knows of the model class spares each boot seconds."""
         return self.root / "vllm-cache"
 
     def engine_env(self) -> dict[str, str]:
