@@ -1,0 +1,44 @@
+"""Writing the pages beside the records they are made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_kvbudget.archive import RecordError, read_attempt, read_finding
+from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.report.attempt_page import LADDER_PAGE, attempt_page
+from pytest_kvbudget.report.elements import write_page
+from pytest_kvbudget.report.finding_page import RUNG_PAGE, finding_page
+
+
+def write_attempt_page(attempt_path: Path) -> Path:
+    """Write ``rung.html`` beside an attempt's record; returns its path.
+
+    Raises:
+        RecordError: the record cannot be read; the message names file and key.
+        OSError: the page cannot be written.
+    """
+    page = attempt_page(read_attempt(attempt_path), attempt_path)
+    return write_page(attempt_path.with_name(RUNG_PAGE), page)
+
+
+def write_finding_page(finding_path: Path) -> Path:
+    """Write ``ladder.html`` beside a finding's record, and the page of each of its rungs; returns the former's path.
+
+    An attempt whose record cannot be read is shown as UNKNOWN.
+
+    Raises:
+        RecordError: the finding cannot be read; the message names file and key.
+        OSError: a page cannot be written.
+    """
+    record = read_finding(finding_path)
+    attempts: dict[str, AttemptRecord | None] = {}
+    for name in record.attempts:
+        path = finding_path.parent / name
+        try:
+            attempts[name] = read_attempt(path)
+        except RecordError:
+            attempts[name] = None
+            continue
+        write_attempt_page(path)
+    return write_page(finding_path.with_name(LADDER_PAGE), finding_page(record, attempts, str(finding_path)))

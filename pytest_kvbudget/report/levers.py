@@ -1,0 +1,42 @@
+"""What to turn and what not, in words: one wording for terminal and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from pytest_kvbudget.ledger.model import Cause, Effect, Lever
+
+_VERBS: Final = {"raise": "raise", "lower": "lower", "clean": "clean up", "none": "leave"}
+
+
+class LeverGroup(NamedTuple):
+    """Levers with the same effect."""
+
+    effect: Effect
+    title: str
+    levers: tuple[Lever, ...]
+
+
+_TITLES: Final[tuple[tuple[Effect, str], ...]] = (
+    ("helps", "turn this"),
+    ("useless", "no use"),
+    ("harms", "makes it worse"),
+)
+
+
+def grouped(cause: Cause | None) -> tuple[LeverGroup, ...]:
+    """The levers of a cause by effect, helpful ones first; empty groups are left out."""
+    levers: Iterable[Lever] = () if cause is None else cause.levers
+    groups = (LeverGroup(effect, title, tuple(x for x in levers if x.effect == effect)) for effect, title in _TITLES)
+    return tuple(group for group in groups if group.levers)
+
+
+def wording(lever: Lever) -> str:
+    """``"lower max_model_len"``."""
+    return f"{_VERBS[lever.direction]} {lever.name}"
+
+
+def arrow(lever: Lever) -> str:
+    """The direction as one character."""
+    return {"raise": "↑", "lower": "↓", "clean": "⌫", "none": "·"}[lever.direction]

@@ -1,0 +1,139 @@
+"""Attempts and findings as lines of plain text, for terminals and failure messages.
+
+Written for somebody tired: what happened, with which numbers, what to turn and what not, and where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pytest_kvbudget.records import AttemptRecord, FindingRecord
+from pytest_kvbudget.report import levers
+from pytest_kvbudget.report.deciding import figures
+from pytest_kvbudget.report.history import Boot, boots, reason, took
+from pytest_kvbudget.report.marks import mark_of
+from pytest_kvbudget.report.numbers import NOT_STATED, plain_amount, shape_fields, words
+from pytest_kvbudget.report.plain import one_line, says
+from pytest_kvbudget.report.proof import proof
+
+EVIDENCE_LINES: Final = 3
+FIGURES: Final = 3
+"""Deciding numbers in a boot's line; its page has all."""
+SIMULATED: Final = "SIMULATED DEVICE: no number here was measured on hardware"
+_WIDTH: Final = 9
+
+
+def attempt_lines(record: AttemptRecord, log_tail: Sequence[str] = (), *, where: Path | None = None) -> list[str]:
+    """An attempt in a few lines.
+
+    Args:
+        record: the attempt.
+        log_tail: last lines of its log, shown where no line of the log could be named as evidence.
+        where: the record's file, to say where record and log lie.
+    """
+    return [*_attempt(record, log_tail, where)]
+
+
+def finding_lines(record: FindingRecord, attempts: Sequence[AttemptRecord], *, where: Path | None = None) -> list[str]:
+    """A finding with one line per boot, in boot order; ``where`` is the finding's file."""
+    return [*_finding(record, attempts, where)]
+
+
+def _attempt(record: AttemptRecord, log_tail: Sequence[str], where: Path | None) -> Iterator[str]:
+    mark = mark_of(record.verdict, record.cause)
+    asked = ", ".join(f"{name} {text}" for name, text in shape_fields(record.shape))
+    subject = record.rung or asked or record.test
+    time = took(record)
+    again = f" (boot {record.number})" if record.number > 1 else ""
+    yield one_line(f"{mark.word}  {subject}{again}{f'  {time}' if time else ''}")
+    if record.target.simulated:
+        yield SIMULATED
+    yield _line("", record.message)
+    cause = record.cause
+    if cause is not None:
+        if not says(record.message, cause.sentence):
+            yield _line("cause", cause.sentence)
+        rank = f" on {cause.rank}" if cause.rank else ""
+        yield _line("where", f"{words(cause.phase)}{rank} ({cause.failure_class})")
+        if cause.by_gate:
+            yield _line("", "the test body refused it; that says nothing about memory")
+    numbers = figures(record)
+    if numbers:
+        yield _line("numbers", ", ".join(f"{figure.name} {figure.text}" for figure in numbers))
+    yield from _levers(record)
+    yield from _evidence(record, log_tail)
+    for note in record.notes:
+        yield _line("note", note)
+    yield from _places(record, where)
+
+
+def _levers(record: AttemptRecord) -> Iterator[str]:
+    titles = {"helps": "turn", "useless": "no use", "harms": "worse"}
+    for group in levers.grouped(record.cause):
+        for index, lever in enumerate(group.levers):
+            why = f": {lever.why}" if lever.why else ""
+            yield _line("" if index else titles[group.effect], f"{levers.wording(lever)}{why}")
+
+
+def _evidence(record: AttemptRecord, log_tail: Sequence[str]) -> Iterator[str]:
+    evidence = () if record.cause is None else record.cause.evidence
+    for index, entry in enumerate(evidence[:EVIDENCE_LINES]):
+        yield _line("" if index else "evidence", f"line {entry.line}: {entry.text}")
+    if not evidence:
+        for index, text in enumerate(log_tail):
+            yield _line("" if index else "log ends", text)
+
+
+def _places(record: AttemptRecord, where: Path | None) -> Iterator[str]:
+    if record.left_serving:
+        yield _line("serving", record.endpoint or "yes")
+    if where is None:
+        yield _line("log", f"{record.log} beside the record, run {record.run.run} on {record.run.host}")
+    else:
+        yield _line("log", str(where.parent / record.log))
+        yield _line("record", str(where))
+
+
+def _finding(record: FindingRecord, attempts: Sequence[AttemptRecord], where: Path | None) -> Iterator[str]:
+    finding = record.finding
+    yield one_line(finding.sentence)
+    if record.target.simulated:
+        yield SIMULATED
+    history = boots(attempts, finding.axis, finding.boots)
+    values = [NOT_STATED if boot.value is None else plain_amount(finding.axis.name, boot.value) for boot in history]
+    width = max((len(value) for value in values), default=0)
+    verdicts = max((len(boot.mark.word) for boot in history), default=0)
+    for boot, value in zip(history, values, strict=True):
+        yield one_line_kept(f"  {boot.number:>2}  {value:>{width}}  {boot.mark.word:<{verdicts}}  {_boot(boot)}")
+    yield _line("proof", proof(finding, simulated=record.target.simulated))
+    if finding.bounded_by is not None and not finding.bounded_by.by_gate:
+        # the axis itself is what was searched: to lower it is no way to a larger value of it
+        helpful = (group for group in levers.grouped(finding.bounded_by) if group.effect == "helps")
+        turns = [
+            levers.wording(lever) for group in helpful for lever in group.levers if lever.name != finding.axis.name
+        ]
+        if turns:
+            yield _line("for more", "; ".join(turns))
+    if where is not None:
+        yield _line("record", str(where))
+
+
+def _boot(boot: Boot) -> str:
+    cause = boot.record.cause
+    said = [] if cause is None else [reason(cause)]
+    said += [f"{figure.name} {figure.text}" for figure in figures(boot.record)[:FIGURES]]
+    time = took(boot.record)
+    said += [time] if time else []
+    said += ["confirmation"] if boot.confirmation else []
+    return "; ".join(said)
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<{_WIDTH}} {one_line(text)}".rstrip()
+
+
+def one_line_kept(text: str) -> str:
+    """A row whose columns are aligned with spaces: made safe, but not squeezed."""
+    return " ".join(one_line(part) if part else "" for part in text.split(" ")).rstrip()

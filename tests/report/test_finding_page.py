@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import pytest
+
+from pytest_kvbudget.ledger.model import Cause
+from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.report.html import write_finding_page
+from pytest_kvbudget.search.model import Axis
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.units import GIB, MIB
+from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
+from tests.report.building import AXIS, attempt, write_ladder
+from tests.report.reading import read_page, table_rows
+
+
+def rungs_of_the_document() -> list[AttemptRecord]:
+    """262,144 and 245,760 fail at graph capture, 241,664 passes; one boot in between gave no verdict."""
+    hang = Cause(phase=Phase.GRAPH_CAPTURE, failure_class="deadline", sentence="No output for 3,600 s.")
+    return [
+        attempt(262_144, Verdict.FAIL),
+        attempt(212_992),
+        attempt(245_760, Verdict.FAIL),
+        attempt(241_664, Verdict.UNKNOWN, cause=hang),
+        attempt(241_664, number=2, rung="max_model_len=241664#2"),
+        attempt(241_664, number=3, rung="max_model_len=241664#3"),
+    ]
+
+
+def test_headline_is_the_finding(tmp_path: Path) -> None:
+    path = write_finding_page(write_ladder(tmp_path, rungs_of_the_document(), boots=5, retries=1, confirmations=1))
+    assert path.name == "ladder.html"
+    page = read_page(path)
+    assert page.one("h1").text.startswith("The largest window that serves is 241,664 tokens;")
+    assert [(entry.one("dt").text, entry.one("dd").text) for entry in page.one("dl", "figures").all("div")] == [
+        ("largest that passes", "241,664 tokens"),
+        ("fails at", "245,760 tokens"),
+        ("boots to the proof", "5"),
+        ("confirmations after it", "1"),
+    ]
+    assert not page.all("div", "simulated")
+
+
+def test_every_boot_is_in_the_table_in_order_and_its_link_leads_to_its_page(tmp_path: Path) -> None:
+    path = write_finding_page(write_ladder(tmp_path, rungs_of_the_document(), boots=5, retries=1, confirmations=1))
+    page = read_page(path)
+    rows = table_rows(page, "boots")
+    assert [row[:4] for row in rows] == [
+        ["1", "262,144", "FAIL", "graph capture OOM"],
+        ["2", "212,992", "PASS", ""],
+        ["3", "245,760", "FAIL", "graph capture OOM"],
+        ["4", "241,664", "UNKNOWN", "deadline in graph capture"],
+        ["5", "241,664", "PASS", ""],
+        ["6", "241,664", "PASS", "(confirmation)"],
+    ]
+    assert rows[2][4] == "tried to allocate 76.00 MiBfree 0 Bshort by 76.00 MiB"
+    assert [row[5] for row in rows[:2]] == ["≥ 2 min 39 s", "6 min 52 s"]
+    links = [node.attributes["href"] for node in page.one("table", "boots").all("a")]
+    assert len(set(links)) == 6
+    for link, row in zip(links, rows, strict=True):
+        rung = read_page(path.parent / unquote(link))
+        assert rung.one("h1").one("span", "word").text == row[2]
+
+
+def test_chart_shows_every_boot_where_it_stands(tmp_path: Path) -> None:
+    path = write_finding_page(write_ladder(tmp_path, rungs_of_the_document(), boots=5, retries=1, confirmations=1))
+    chart = read_page(path).one("svg", "ladder")
+    boots = chart.all("g", "boot")
+    assert [boot.one("tspan", "value").text for boot in boots] == [
+        "262,144", "212,992", "245,760", "241,664", "241,664", "241,664",
+    ]  # fmt: skip
+    assert [boot.one("path").classes for boot in boots] == [
+        {"mark", "m-fail"}, {"mark", "m-pass"}, {"mark", "m-fail"}, {"mark", "m-unknown", "hollow"}, {"mark", "m-pass"},
+        {"mark", "m-pass"},
+    ]  # fmt: skip
+    across = [float(boot.all("svg")[0].attributes["x"].rstrip("%")) for boot in boots]
+    assert across[0] > across[2] > across[3] == across[4] > across[1]
+    assert len(chart.all("line", "rung-tick")) == len(AXIS) == 33
+    assert len([boot for boot in boots if boot.all("circle", "halo")]) == 4
+    assert [node.text for node in chart.all("text", "label")] == ["fails 245,760", "largest that passes 241,664"]
+
+
+def test_the_bracket_shrinks_from_boot_to_boot(tmp_path: Path) -> None:
+    path = write_finding_page(write_ladder(tmp_path, rungs_of_the_document(), boots=5, retries=1, confirmations=1))
+    bands = read_page(path).one("svg", "ladder").all("rect", "bracket")
+    widths = [float(band.attributes["width"].rstrip("%")) for band in bands]
+    # the confirmation (boot 6) narrows nothing; an UNKNOWN (boot 4) did not narrow what boot 5 began with
+    assert len(widths) == 5
+    assert widths[0] == widths[1] > widths[2] > widths[3] == widths[4]
+
+
+def test_a_simulated_finding_says_so_everywhere(tmp_path: Path) -> None:
+    attempts = [attempt(241_664, simulated=True), attempt(245_760, Verdict.FAIL, simulated=True)]
+    path = write_finding_page(write_ladder(tmp_path, attempts, simulated=True))
+    for page in [read_page(path), *(read_page(rung) for rung in path.parent.rglob("rung.html"))]:
+        assert page.one("head").one("title").text.startswith("[simulated] ")
+        assert page.one("div", "simulated").text.startswith("SIMULATED")
+        assert page.one("header").all("span", "badge-simulated")
+    assert "no statement about hardware" in read_page(path).text
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        (FindingKind.PROVEN, {}, "An engine booted at 241,664 tokens and passed. At 245,760 tokens, the next rung"),
+        (FindingKind.CEILING_REACHED, {"failed_at": None, "bounded_by": None}, "not that more would fail"),
+        (FindingKind.EMPTY, {"value": None, "failed_at": 131_072}, "The lowest rung of this ladder, 131,072 tokens"),
+        (FindingKind.NON_MONOTONE, {}, "there is no single boundary"),
+        (FindingKind.UNDECIDED, {}, "no verdict is not a failure"),
+        (FindingKind.ERROR, {}, "says nothing about where the boundary is"),
+    ],
+)
+def test_proof_in_plain_words(tmp_path: Path, kind: FindingKind, changes: dict[str, Any], said: str) -> None:
+    page = read_page(write_finding_page(write_ladder(tmp_path, [attempt(241_664)], kind=kind, **changes)))
+    assert said in page.one("p", "prose").text
+
+
+def test_a_gate_bound_is_not_called_memory(tmp_path: Path) -> None:
+    gate = Cause(phase=Phase.READY, failure_class="gate", sentence="assert 3 > 4", by_gate=True)
+    attempts = [attempt(241_664), attempt(245_760, Verdict.FAIL, cause=gate, message="The test refused it.")]
+    page = read_page(write_finding_page(write_ladder(tmp_path, attempts, bounded_by=gate)))
+    assert "not a statement about memory (assert 3 > 4)" in page.one("p", "prose").text
+    assert table_rows(page, "boots")[1][2:5] == ["FAIL (gate)", "refused by the test", "not stated"]
+    assert page.one("svg", "ladder").all("path", "m-gate")
+
+
+def test_a_lost_record_is_unknown_and_the_others_are_shown(tmp_path: Path) -> None:
+    finding = write_ladder(tmp_path, [attempt(241_664), attempt(245_760, Verdict.FAIL)])
+    next(finding.parent.glob("*245760*/attempt.json")).write_text("{", encoding="utf-8")
+    page = read_page(write_finding_page(finding))
+    assert [row[1] for row in table_rows(page, "boots")] == ["241,664"]
+    assert "UNKNOWN the record max_model_len=245760/attempt.json cannot be read." in page.text
+
+
+def test_an_axis_of_bytes_is_shown_as_sizes(tmp_path: Path) -> None:
+    pools = {3 * GIB: Verdict.FAIL, 2 * GIB: Verdict.PASS}
+    attempts = [
+        attempt(200_704, verdict, rung=f"kv_cache_memory_bytes={pool}", shape=Shape(kv_cache_memory_bytes=pool))
+        for pool, verdict in pools.items()
+    ]
+    axis = Axis(name="kv_cache_memory_bytes", floor=1 * GIB, ceiling=4 * GIB, quantum=512 * MIB)
+    page = read_page(write_finding_page(write_ladder(tmp_path, attempts, axis=axis, value=2 * GIB, failed_at=3 * GIB)))
+    assert [row[1] for row in table_rows(page, "boots")] == ["3.00 GiB", "2.00 GiB"]
+    ticks = [node.text for node in page.one("svg", "ladder").all("text", "tick")]
+    assert (ticks[0], ticks[-1]) == ("1.00 GiB", "4.00 GiB")
+
+
+def test_a_page_can_be_rebuilt_in_another_place(tmp_path: Path) -> None:
+    finding = write_ladder(tmp_path / "here", [attempt(241_664), attempt(245_760, Verdict.FAIL)])
+    first = write_finding_page(finding).read_text(encoding="utf-8")
+    moved = tmp_path / "there"
+    (tmp_path / "here").rename(moved)
+    again = write_finding_page(moved / finding.relative_to(tmp_path / "here")).read_text(encoding="utf-8")
+    assert again == first.replace(str(tmp_path / "here"), str(moved))
+    assert msgspec.json.decode((moved / finding.relative_to(tmp_path / "here")).read_bytes())["kind"] == "finding"

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_kvbudget.ledger.model import Cause, Direction, Effect, Evidence, Lever
+from pytest_kvbudget.records import Timings
+from pytest_kvbudget.report.text import attempt_lines, finding_lines
+from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
+from tests.report.building import attempt, finding_record
+
+WORDS = st.text(max_size=60)
+CAUSES = st.builds(
+    Cause,
+    phase=st.sampled_from(Phase),
+    failure_class=WORDS,
+    sentence=WORDS,
+    evidence=st.lists(st.builds(Evidence, st.integers(1, 10**9), WORDS), max_size=5).map(tuple),
+    levers=st.lists(
+        st.builds(Lever, WORDS, st.sampled_from(get_args(Direction)), st.sampled_from(get_args(Effect)), WORDS),
+        max_size=4,
+    ).map(tuple),
+    rank=st.none() | WORDS,
+    by_gate=st.booleans(),
+)
+
+
+def test_a_failure_says_what_happened_what_to_turn_and_where_to_look() -> None:
+    lines = attempt_lines(attempt(245_760, Verdict.FAIL), where=Path("runs/r1/w/attempt.json"))
+    assert lines == [
+        "FAIL max_model_len=245760 ≥ 2 min 39 s",
+        "            Graph capture asked for 76.00 MiB with 0 B free on Worker_TP0.",
+        "  where     graph capture on Worker_TP0 (graph_capture_oom)",
+        "  numbers   tried to allocate 76.00 MiB, free 0 B, short by 76.00 MiB",
+        "  turn      lower max_model_len: a margin of this size is gone within one step of the ladder",
+        "            lower gpu_memory_utilization: +0.01 is 0.32 GiB on a card of 31.86 GiB",
+        "  no use    lower max_num_seqs: the reserve is for one request of max_model_len",
+        "  worse     raise gpu_memory_utilization: the phase that allocates last gets even less",
+        "  evidence  line 10: torch.OutOfMemoryError: HIP out of memory. Tried to allocate 76.00 MiB.",
+        "  log       runs/r1/w/engine.log",
+        "  record    runs/r1/w/attempt.json",
+    ]
+
+
+def test_a_gate_failure_is_not_blamed_on_memory() -> None:
+    gate = Cause(phase=Phase.READY, failure_class="gate", sentence="assert 3 > 4", by_gate=True)
+    lines = attempt_lines(attempt(245_760, Verdict.FAIL, cause=gate, message="The test refused it."))
+    assert lines[0].startswith("FAIL (gate) ")
+    assert any("says nothing about memory" in line for line in lines)
+    assert not any("MiB" in line for line in lines)
+
+
+def test_the_log_tail_stands_in_for_missing_evidence_only() -> None:
+    tail = ["loading", "\x1b[31mkilled\x1b[0m\r"]
+    silent = attempt(4_096, Verdict.UNKNOWN, cause=None, message="The engine vanished.")
+    assert [line for line in attempt_lines(silent, tail) if "loading" in line or "killed" in line] == [
+        "  log ends  loading",
+        "            killed␍",
+    ]
+    assert not any("loading" in line for line in attempt_lines(attempt(4_096, Verdict.FAIL), tail))
+
+
+def test_simulated_stands_in_the_second_line() -> None:
+    line = "SIMULATED DEVICE: no number here was measured on hardware"
+    simulated = attempt(4_096, simulated=True)
+    assert attempt_lines(simulated)[1] == line
+    assert finding_lines(finding_record(("a",), simulated=True), [simulated])[1] == line
+    assert line not in attempt_lines(attempt(4_096))
+
+
+def test_nothing_is_claimed_where_nothing_was_stated() -> None:
+    bare = attempt(4_096, Verdict.UNKNOWN, ledger=None, memory=(), timings=Timings(), cause=None, message="No answer.")
+    assert attempt_lines(bare) == [
+        "UNKNOWN max_model_len=4096",
+        "            No answer.",
+        "  log       engine.log beside the record, run 20261005T021500Z-4f1c22 on bench-2",
+    ]
+
+
+def test_finding_has_a_line_per_boot_in_boot_order() -> None:
+    attempts = [attempt(262_144, Verdict.FAIL), attempt(241_664), attempt(245_760, Verdict.FAIL)]
+    lines = finding_lines(finding_record(("a", "b", "c")), attempts, where=Path("runs/r1/finding.json"))
+    assert lines[0].startswith("The largest window that serves is 241,664 tokens;")
+    assert [line.split("  ")[1:4] for line in lines[1:4]] == [
+        [" 1", "262,144", "FAIL"],
+        [" 2", "241,664", "PASS"],
+        [" 3", "245,760", "FAIL"],
+    ]
+    assert "tried to allocate 76.00 MiB; free 0 B; short by 76.00 MiB" in lines[1]
+    assert "KV cache 241,664 tokens; slack at graph capture 58.00 MiB" in lines[2]
+    # to lower the window is no way to a larger window
+    assert "  for more  lower gpu_memory_utilization" in lines
+    assert lines[-1] == "  record    runs/r1/finding.json"
+
+
+@given(cause=CAUSES, message=WORDS, rung=WORDS, note=WORDS, tail=st.lists(WORDS, max_size=3))
+def test_lines_are_lines_whatever_the_engine_printed(
+    cause: Cause, message: str, rung: str, note: str, tail: list[str]
+) -> None:
+    record = attempt(4_096, Verdict.FAIL, cause=cause, message=message, rung=rung, notes=(note,))
+    finding = finding_record(("a",), kind=FindingKind.UNDECIDED, bounded_by=cause, sentence=message)
+    for line in [*attempt_lines(record, tail), *finding_lines(finding, [record])]:
+        assert len(line.splitlines()) <= 1
+        assert line == line.rstrip()
+        assert line.isprintable() or not any(
+            ord(character) < 0xA0 and not character.isprintable() for character in line
+        )
+        line.encode("utf-8")
