@@ -18,7 +18,14 @@ from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device.model import MemoryProbe, ProbeError
 from pytest_kvbudget.engine.client import EngineClient
 from pytest_kvbudget.engine.ports import free_port, owned_by
-from pytest_kvbudget.engine.model import Backend, Command, EngineProcess, Launcher, LaunchError
+from pytest_kvbudget.engine.model import (
+    Backend,
+    Command,
+    EngineControlError,
+    EngineProcess,
+    Launcher,
+    LaunchError,
+)
 from pytest_kvbudget.engine.reap import STATE_FILE
 from pytest_kvbudget.engine.watch import Outcome, Watch
 from pytest_kvbudget.ledger.classes import verdict_of
@@ -130,6 +137,13 @@ class Attempt:
             raise RuntimeError("nothing was started")
         return f"http://{self._command.host}:{self._command.port}"
 
+    @property
+    def root_pid(self) -> int:
+        """Process id of the engine's first process."""
+        if self._process is None:
+            raise RuntimeError("nothing was started")
+        return self._process.root_pid
+
     @cached_property
     def client(self) -> EngineClient:
         """Client of the engine's HTTP interface."""
@@ -200,6 +214,8 @@ class Attempt:
             self._read_memory("ready")
             self._decide(*self._judge_capacity(ledger), at=outcome.at)
         else:
+            if self.record.timings.boot_s is None:
+                self._timed(ended_s=self._since_launch(outcome.at))
             self._decide(*judge_end(outcome, ledger), at=outcome.at)
         self.record.hint = self._hint(ledger)
         self._save()
@@ -307,7 +323,10 @@ class Attempt:
         begun = time.monotonic()
         alive = self._watch is not None and self._watch.look() is None
         healthy = alive and self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}
-        process.stop(self._loaded.target.limits.stop_seconds if healthy else FAILED_STOP_S)
+        try:
+            process.stop(self._loaded.target.limits.stop_seconds if healthy else FAILED_STOP_S)
+        except EngineControlError as error:
+            self._note(str(error))
         stopped = time.monotonic()
         self._timed(teardown_s=stopped - begun)
         if self._probe is None:

@@ -10,7 +10,7 @@ from pytest_kvbudget.archive import RunArchive
 from pytest_kvbudget.attempt import Attempt, BootRequest, Progress
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
-from pytest_kvbudget.device.leases import Lease, acquire
+from pytest_kvbudget.device.leases import Lease, LeaseError, LeaseTimeoutError, acquire, describe
 from pytest_kvbudget.device.model import Holder
 from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
 from pytest_kvbudget.engine.health import Health, probe
@@ -43,7 +43,7 @@ class EnginePool:
         self.loaded = loaded
         self.archive = archive
         self.backend = backend_of(loaded)
-        self._launcher = launcher_of(loaded)
+        self._launcher = launcher_of(loaded, run=archive.info.run)
         self._progress, self._on_wait = progress, on_wait
         self._clean = CleanGate(loaded.target.limits)
         self._idle: list[Attempt] = []
@@ -62,8 +62,8 @@ class EnginePool:
         """An attempt with its verdict: a healthy idle engine of the same shape, or a fresh boot.
 
         Raises:
-            PoolError: when the shape needs more devices than the target has, or this process itself holds them.
-            TimeoutError: when no devices became free in time; the message names who holds them.
+            PoolError: when the shape needs more devices than the target has, or this process itself holds them, or no
+                device became free in time; the message names who holds them.
         """
         if reuse and (idle := self._reusable(request.shape)) is not None:
             self._idle.remove(idle)
@@ -176,18 +176,21 @@ class EnginePool:
                 f"{request.test}: every device of target {self.loaded.name} is in use by an engine that this test or "
                 "one of its wider fixtures still holds (kv_serve); leave its scope first"
             )
-        return acquire(
-            [(slot, self.backend.lease_names(self.loaded, slot)) for slot in free],
-            run=self.archive.info.run,
-            purpose=f"{self.loaded.name}: {request.shape.describe()}",
-            timeout_s=self.loaded.target.limits.lease_seconds,
-            on_wait=self._tell_wait,
-        )
+        try:
+            return acquire(
+                [(slot, self.backend.lease_names(self.loaded, slot)) for slot in free],
+                run=self.archive.info.run,
+                purpose=f"{self.loaded.name}: {request.shape.describe()}",
+                timeout_s=self.loaded.target.limits.lease_seconds,
+                on_wait=self._tell_wait,
+            )
+        except (LeaseError, LeaseTimeoutError) as error:
+            raise PoolError(str(error)) from None
 
     def _tell_wait(self, holders: tuple[Holder, ...]) -> None:
         if self._on_wait is not None:
-            who = "; ".join(f"{h.device}: run {h.run}, pid {h.pid} on {h.host} since {h.since}" for h in holders)
-            self._on_wait(f"waiting for devices of target {self.loaded.name}, held by {who or 'an unknown process'}")
+            who = "; ".join(map(describe, holders)) or "a process that left no record holds them"
+            self._on_wait(f"waiting for devices of target {self.loaded.name}: {who}")
 
 
 def _healthy(attempt: Attempt) -> bool:

@@ -59,6 +59,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     clean_wait_s: float = 0
     boot_s: float | None = None
     """Launch to ready."""
+    ended_s: float | None = None
+    """Launch to the end of a boot that did not get ready: its death, or the deadline that passed."""
     verdict_s: float | None = None
     """From the death or the ready signal as the keeper saw it to the verdict."""
     teardown_s: float | None = None

@@ -14,7 +14,6 @@ the leases' locked files. Orders are JSON lines, the first one says what to star
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -22,12 +21,15 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 
+from pytest_kvbudget.engine.keeper_owner import Owner
+from pytest_kvbudget.engine.keeper_start import IGNORED, StartError, StartOrder, adopt_orphans, start_engine
 from pytest_kvbudget.engine.processes import (
     Process,
-    alive,
     descendants,
     open_pidfd,
+    pid_space,
     send_signal,
     start_ticks,
     title,
@@ -35,8 +37,6 @@ from pytest_kvbudget.engine.processes import (
 
 STATE_SCHEMA = 1
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _SCAN_S = 0.1
 _SCAN_SHARE = 20
 """A scan may take one part in this many of the time: on a host with many processes it happens less often."""
@@ -62,101 +62,18 @@ class _Critical:
         self.pidfd = pidfd
 
 
-class _Channel:
-    """The owner: orders come from it, events go to it, and it may be gone at any moment."""
-
-    def __init__(self, control: int, events: int) -> None:
-        self.control = control
-        self.events = events
-        self.gone = False
-        self.left = False
-        self.pidfd: int | None = None
-        self._owner = (0, 0)
-        self._received = b""
-        self._unsent: list[bytes] = []
-        for descriptor in (control, events):
-            os.set_inheritable(descriptor, False)  # noqa: FBT003
-        os.set_blocking(events, False)  # noqa: FBT003
-
-    def first_order(self) -> dict[str, object] | None:
-        """Wait for the first order; ``None`` where the owner went away before it was complete."""
-        while b"\n" not in self._received:
-            data = os.read(self.control, 1 << 16)
-            if not data:
-                return None
-            self._received += data
-        os.set_blocking(self.control, False)  # noqa: FBT003
-        return self._next_order()
-
-    def watch(self, pid: int, ticks: int) -> None:
-        """From now on notice when this process, the owner, is gone."""
-        self._owner = (pid, ticks)
-        self.pidfd = open_pidfd(pid, ticks)
-        self.look()
-
-    def look(self) -> None:
-        """Notice a dead owner where there is no pidfd of it."""
-        if self.pidfd is None and not alive(*self._owner):
-            self.gone = True
-
-    def orders(self) -> list[dict[str, object]]:
-        """Orders that have come, without waiting. Whatever the owner said before it died is among them."""
-        while True:
-            try:
-                data = os.read(self.control, 1 << 16)
-            except BlockingIOError:
-                break
-            if not data:
-                self.gone = True
-                break
-            self._received += data
-        found = []
-        while (order := self._next_order()) is not None:
-            found.append(order)
-        return found
-
-    def _next_order(self) -> dict[str, object] | None:
-        line, end, rest = self._received.partition(b"\n")
-        if not end:
-            return None
-        self._received = rest
-        order: dict[str, object] = json.loads(line)
-        return order
-
-    def send(self, kind: str, **fields: object) -> None:
-        """Send an event, later if the owner is slow to read."""
-        message = {"kind": kind, "at": time.monotonic(), **fields}
-        self._unsent.append(json.dumps(message).encode())
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what can be sent now."""
-        try:
-            while self._unsent:
-                os.write(self.events, self._unsent[0])
-                del self._unsent[0]
-        except BlockingIOError:
-            return
-        except OSError:
-            self._unsent.clear()
-
-    @property
-    def unsent(self) -> bool:
-        """Events wait for the owner to read, and it may still do so."""
-        return bool(self._unsent) and not self.gone
-
-
 class Keeper:
     """Starts one engine, watches it, and ends it."""
 
-    def __init__(self, channel: _Channel, order: dict[str, object]) -> None:
-        self._channel = channel
+    def __init__(self, owner: Owner, order: StartOrder) -> None:
+        self._owner = owner
         self._order = order
-        self._pattern = re.compile(str(order["critical"]))
+        self._pattern = re.compile(order.critical)
         self._poll = select.poll()
         self._root: Process | None = None
         self._root_alive = False
         self._none_left = False
+        self._owned = True
         self._critical: dict[int, _Critical] = {}
         self._statuses: dict[int, int] = {}
         self._seen: list[tuple[int, int, str]] = []
@@ -170,36 +87,52 @@ class Keeper:
     def run(self) -> None:
         """Keep the engine until no process of it is left."""
         wake = self._wake_on_children()
-        message = start_failure = self._start()
-        if message is not None:
-            self._channel.send("failed", message=start_failure)
+        try:
+            self._start()
+        except StartError as error:
+            self._owner.send("failed", message=str(error))
             self._linger()
             return
-        for descriptor in (wake, self._channel.control, self._channel.pidfd):
+        for descriptor in (wake, self._owner.control, self._owner.pidfd):
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN)
         while not self._none_left:
             self._step(wake)
-        self._write_state()
-        self._channel.send("gone")
+        self._update_state()
+        self._owner.send("gone")
+        self._linger()
+
+    def give_up(self, problem: str) -> None:
+        """The keeper itself is at fault: leave nothing behind that nobody would look after."""
+        while not self._none_left:
+            self._signal_all(signal.SIGKILL)
+            self._kill_rounds += 1
+            time.sleep(_KILL_PAUSE_S[0])
+            self._reap()
+        self._update_state()
+        self._owner.send("failed", message=f"the keeper failed: {problem}")
         self._linger()
 
     def _step(self, wake: int) -> None:
         """Sleep until something happens or is due, and deal with it."""
+        if self._owner.unsent:
+            self._poll.register(self._owner.events, select.POLLOUT)
         ready = {descriptor for descriptor, _ in self._poll.poll(self._timeout_ms())}
+        if self._owner.unsent:
+            self._poll.unregister(self._owner.events)
         if wake in ready:
             os.read(wake, 1 << 12)
-        if self._channel.pidfd in ready:
-            self._channel.gone = True
+        if self._owner.pidfd in ready:
+            self._owner.gone = True
         self._reap()
         self._critical_deaths(ready)
-        if not self._channel.left:
+        if self._owned:
             self._obey()
         now = time.monotonic()
         if now >= self._next_scan:
             self._scan()
         self._advance(now)
-        self._channel.flush()
+        self._owner.flush()
 
     def _timeout_ms(self) -> float:
         moments = [self._next_scan]
@@ -210,76 +143,29 @@ class Keeper:
 
     def _wake_on_children(self) -> int:
         read, write = os.pipe()
-        os.set_blocking(read, False)  # noqa: FBT003
-        os.set_blocking(write, False)  # noqa: FBT003
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         return read
 
-    def _start(self) -> str | None:
-        """Start the engine; the reason where that fails."""
-        if _prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
-            return "this kernel lets no process adopt orphans (PR_SET_CHILD_SUBREAPER)"
+    def _start(self) -> None:
+        """Start the engine.
+
+        Raises:
+            StartError: nothing was started.
+        """
+        adopt_orphans()
         try:
-            log = os.open(self._bytes("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            self._write_state(must=True)
+            self._write_state()
         except OSError as error:
-            return f"cannot write {os.fsdecode(error.filename)!r}: {error.strerror}"
-        read, write = os.pipe()
+            raise StartError(f"cannot write {os.fsdecode(self._order.state)!r}: {error.strerror}") from None
+        pid = start_engine(self._order)
         keeper = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become_engine(keeper, log, write)
-        os.close(write)
-        os.close(log)
-        with os.fdopen(read, "rb") as pipe:
-            problem = pipe.read()  # ends when the command has taken over
-        if problem:
-            os.waitpid(pid, 0)
-            return problem.decode("utf-8", "replace")
         self._root = Process(pid, keeper, pid, start_ticks(pid) or 0, running=True)
         self._root_alive = True
-        self._write_state()
-        self._channel.send("started", pid=pid, keeper_pid=keeper, keeper_ticks=start_ticks(keeper))
-        return None
-
-    def _become_engine(self, keeper: int, log: int, problems: int) -> None:
-        """In the forked child: become the command, or say why not. Never returns."""
-        argv = [_to_bytes(text) for text in self._list("argv")]
-        try:
-            # Should the keeper itself be killed, the root goes with it.
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != keeper:
-                os._exit(1)
-            os.setpgid(0, 0)
-            for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            null = os.open("/dev/null", os.O_RDONLY)
-            for target, source in enumerate((null, log, log)):
-                os.dup2(source, target)
-            environment = {_to_bytes(name): _to_bytes(value) for name, value in self._pairs("env")}
-            try:
-                os.chdir(self._bytes("cwd"))
-            except OSError as error:
-                _report(problems, f"cannot enter the folder {os.fsdecode(self._bytes('cwd'))!r}: {error.strerror}")
-            os.execvpe(argv[0], argv, environment)  # noqa: S606
-        except OSError as error:
-            _report(problems, f"cannot run {os.fsdecode(argv[0])!r}: {error.strerror}")
-        except Exception as error:  # noqa: BLE001 - a child of ours must never run on into the keeper's code
-            _report(problems, f"cannot run {os.fsdecode(argv[0])!r}: {type(error).__name__}: {error}")
-        os._exit(127)
-
-    def _bytes(self, key: str) -> bytes:
-        return _to_bytes(str(self._order[key]))
-
-    def _list(self, key: str) -> list[str]:
-        value = self._order[key]
-        return [str(item) for item in value] if isinstance(value, list) else []
-
-    def _pairs(self, key: str) -> list[tuple[str, str]]:
-        value = self._order[key]
-        return [(str(k), str(v)) for k, v in value.items()] if isinstance(value, dict) else []
+        self._update_state()
+        self._owner.send("started", pid=pid, keeper_pid=keeper, keeper_ticks=start_ticks(keeper))
 
     # -- what happens
 
@@ -296,7 +182,7 @@ class Keeper:
             code = os.waitstatus_to_exitcode(status)
             if self._root_alive and self._root is not None and pid == self._root.pid:
                 self._root_alive = False
-                self._channel.send("exited", pid=pid, status=code)
+                self._owner.send("exited", pid=pid, status=code)
             elif pid in self._critical:
                 self._statuses[pid] = code
 
@@ -311,31 +197,37 @@ class Keeper:
         if process.pidfd is not None:
             self._poll.unregister(process.pidfd)
             os.close(process.pidfd)
-        self._channel.send("critical_exited", pid=pid, title=process.name, status=self._statuses.pop(pid, None))
+        self._owner.send("critical_exited", pid=pid, title=process.name, status=self._statuses.pop(pid, None))
 
     def _obey(self) -> None:
         """Carry out what the owner ordered, and what its death means."""
-        for order in self._channel.orders():
+        for order in self._owner.orders():
             if order["order"] == "leave":
                 self._leave()
                 return
             grace_s = float(str(order.get("grace_s", 0.0)))
             self._stop(grace_s)
-        if self._channel.gone and self._next_kill is None:
+        if self._owner.gone:
+            self._forget_owner()
             self._next_kill = 0.0
 
     def _leave(self) -> None:
-        self._channel.left = True
-        for descriptor in (self._channel.control, self._channel.pidfd):
+        self._owner.left = True
+        self._forget_owner()
+        self._update_state()
+        self._owner.send("left")
+
+    def _forget_owner(self) -> None:
+        """Nothing more will come from it; its descriptors would only wake us up for ever."""
+        self._owned = False
+        for descriptor in (self._owner.control, self._owner.pidfd):
             if descriptor is not None:
                 self._poll.unregister(descriptor)
-        self._write_state()
-        self._channel.send("left")
 
     def _scan(self) -> None:
         """See who is there: for the state file, and to learn of critical processes."""
         begun = time.monotonic()
-        self._channel.look()
+        self._owner.look()
         root = self._root.pid if self._root is not None else 0
         seen: list[tuple[int, int, str]] = []
         for process in descendants(os.getpid()):
@@ -351,7 +243,7 @@ class Keeper:
                 self._critical_died(pid, critical)
         if seen != self._seen:
             self._seen = seen
-            self._write_state()
+            self._update_state()
         now = time.monotonic()
         self._next_scan = now + max(_SCAN_S, (now - begun) * _SCAN_SHARE)
 
@@ -364,6 +256,8 @@ class Keeper:
     # -- the end
 
     def _stop(self, grace_s: float) -> None:
+        if self._next_kill is not None:
+            return
         now = time.monotonic()
         self._stop_at = min(now + grace_s, self._stop_at or now + grace_s)
         if self._root_alive and self._root is not None:
@@ -404,81 +298,65 @@ class Keeper:
     def _linger(self) -> None:
         """Stay until the owner has read every event, or is gone."""
         poll = select.poll()
-        poll.register(self._channel.events, select.POLLOUT)
-        if self._channel.pidfd is not None:
-            poll.register(self._channel.pidfd, select.POLLIN)
-        while self._channel.unsent:
+        poll.register(self._owner.events, select.POLLOUT)
+        if self._owner.pidfd is not None:
+            poll.register(self._owner.pidfd, select.POLLIN)
+        while self._owner.unsent:
             ready = dict(poll.poll(_SCAN_S * 1000))
-            self._channel.gone |= self._channel.pidfd in ready
-            self._channel.look()
-            self._channel.flush()
+            self._owner.gone |= self._owner.pidfd in ready
+            self._owner.look()
+            self._owner.flush()
 
-    def _write_state(self, *, must: bool = False) -> None:
-        """Say on disk what was started, for `kvbudget reap`: identities, not names.
+    def _update_state(self) -> None:
+        """Write the state file where it can be: an archive that vanished is no reason to fail."""
+        with suppress(OSError):
+            self._write_state()
 
-        Raises:
-            OSError: it cannot be written, and ``must`` be; later on an archive that vanished is no reason to fail.
-        """
-        order = self._order
+    def _write_state(self) -> None:
+        """Say on disk what was started, for `kvbudget reap`: identities, not names."""
         root = self._root
+        seen = [] if self._none_left else self._seen
         state = {
             "schema": STATE_SCHEMA,
-            "run": order["run"],
-            "boot_id": order["boot_id"],
-            "owner": {"pid": order["owner_pid"], "start_ticks": order["owner_ticks"]},
-            "keeper": {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())},
-            "root": None if root is None else {"pid": root.pid, "start_ticks": root.start_ticks},
-            "argv": [os.fsdecode(_to_bytes(text)) for text in self._list("argv")],
-            "left": self._channel.left,
+            "run": self._order.run,
+            "pid_space": pid_space(),
+            "owner": _identity(*self._order.owner),
+            "keeper": _identity(os.getpid(), start_ticks(os.getpid()) or 0),
+            "root": None if root is None else _identity(root.pid, root.start_ticks),
+            "argv": [os.fsdecode(argument) for argument in self._order.argv],
+            "left": self._owner.left,
             "gone": self._none_left,
-            "processes": []
-            if self._none_left
-            else [{"pid": pid, "start_ticks": ticks, "title": name} for pid, ticks, name in self._seen],
+            "processes": [{**_identity(pid, ticks), "title": name} for pid, ticks, name in seen],
         }
-        path = self._bytes("state")
-        new = path + b".new"
-        try:
-            with open(new, "w", encoding="utf-8") as file:  # noqa: PTH123
-                json.dump(state, file, indent=1)
-            os.replace(new, path)  # noqa: PTH105
-        except OSError:
-            if must:
-                raise
+        new = self._order.state + b".new"
+        with open(new, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(state, file, indent=1)
+        os.replace(new, self._order.state)  # noqa: PTH105
 
 
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-def _prctl(option: int, value: int) -> int:
-    return int(_LIBC.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)))
-
-
-_LIBC = ctypes.CDLL(None)
-
-
-def _to_bytes(text: str) -> bytes:
-    """Bytes travel as text of one character per byte, so that no encoding can change them."""
-    return text.encode("latin-1")
-
-
-def _report(descriptor: int, problem: str) -> None:
-    os.write(descriptor, problem.encode("utf-8", "replace")[:4000])
-    os._exit(127)
+def _identity(pid: int, ticks: int) -> dict[str, object]:
+    return {"pid": pid, "start_ticks": ticks}
 
 
 def main() -> None:
     """Run as a keeper: ``argv[1]`` is the control pipe's descriptor, ``argv[2]`` the event socket's."""
-    for number in _IGNORED:
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     # The owner's child ends here and the keeper is init's: nobody's wait, and nobody's tree walk, finds it.
     if os.fork() != 0:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    channel = _Channel(int(sys.argv[1]), int(sys.argv[2]))
-    order = channel.first_order()
-    if order is None:
+    owner = Owner(int(sys.argv[1]), int(sys.argv[2]))
+    raw = owner.first_order()
+    if raw is None:
         return
-    channel.watch(int(str(order["owner_pid"])), int(str(order["owner_ticks"])))
-    if not channel.gone:
-        Keeper(channel, order).run()
+    order = StartOrder(raw)
+    owner.watch(*order.owner)
+    if owner.gone:
+        return
+    keeper = Keeper(owner, order)
+    try:
+        keeper.run()
+    except Exception as error:  # noqa: BLE001 - an engine without its keeper would live for ever
+        keeper.give_up(f"{type(error).__name__}: {error}")

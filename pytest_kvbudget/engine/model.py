@@ -18,6 +18,10 @@ class LaunchError(Exception):
     """The engine could not be started at all: no such command, no permission. A harness fault, never a verdict."""
 
 
+class EngineControlError(Exception):
+    """A running engine could not be ended or handed over; says which processes are left. Never a verdict."""
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A shape rendered for one engine: exactly what is started."""
 
@@ -73,11 +77,19 @@ class EngineProcess(Protocol):
         ...
 
     def stop(self, grace_s: float) -> None:
-        """End the engine: SIGTERM, again later, SIGKILL after ``grace_s`` seconds; returns when all are gone."""
+        """End the engine: SIGTERM, again later, SIGKILL after ``grace_s`` seconds; returns when all are gone.
+
+        Raises:
+            EngineControlError: when processes are left that nothing ends.
+        """
         ...
 
     def leave(self) -> None:
-        """Hand the engine over: it lives on when this process ends, and is never ended by us again."""
+        """Hand the engine over: it lives on when this process ends, and is never ended by us again.
+
+        Raises:
+            EngineControlError: when there is no engine to hand over any more.
+        """
         ...
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator
@@ -92,6 +91,6 @@ def _socket_inodes(pid: int) -> Iterator[int]:
     with suppress(OSError):
         for entry in folder.iterdir():
             with suppress(OSError):
-                target = os.readlink(entry)
+                target = str(entry.readlink())
                 if target.startswith("socket:["):
                     yield int(target[8:-1])

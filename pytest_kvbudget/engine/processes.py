@@ -109,7 +109,7 @@ def open_pidfd(pid: int, ticks: int) -> int | None:
 
 
 def send_signal(pid: int, ticks: int, number: signal.Signals) -> bool:
-    """Signal exactly this process, never a later one with the same id. False where it is gone, or not ours to signal."""
+    """Signal exactly this process, never a later one with its id. False where it is gone, or not ours to signal."""
     descriptor = open_pidfd(pid, ticks)
     try:
         if descriptor is not None:
@@ -148,3 +148,10 @@ def wait_until_gone(processes: Mapping[int, int], timeout_s: float) -> dict[int,
         if not alive(pid, ticks):
             del left[pid]
     return left
+
+
+def pid_space() -> str:
+    """Where process ids and start times mean what they meant: this boot of this machine, this PID namespace."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+        boot = file.read().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115

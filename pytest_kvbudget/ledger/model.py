@@ -22,7 +22,7 @@ class MissingValueError(LookupError):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A line of the log: its 1-based number (``\\n`` counts, ``\\r`` does not) and its text without prefixes."""
+    r"""A line of the log: its 1-based number (``\n`` counts, ``\r`` does not) and its text without prefixes."""
 
     line: int
     text: str

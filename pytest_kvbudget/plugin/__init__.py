@@ -1,1 +1,189 @@
-"""The pytest plugin."""
+"""The pytest plugin's entry: options, markers, fixtures and the check for tests of ours; the rest loads on demand.
+
+Every pytest run pays for this module, also where nothing of ours is used. It imports nothing but pytest, and no
+hook of it runs once per test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_kvbudget.config import LoadedTarget
+    from pytest_kvbudget.ledger.model import BootLedger
+    from pytest_kvbudget.plugin.engine import KvEngine, KvRung
+    from pytest_kvbudget.plugin.session import KvSession, Serve
+    from pytest_kvbudget.shape import Shape
+
+SESSION_FIXTURE: Final = "_kvbudget"
+"""All our fixtures depend on it, and on no other one of ours: a test that has it in its closure is ours."""
+BOOT_FIXTURE: Final = "_kvbudget_boot"
+"""Added to tests that our markers boot whether or not they ask for an engine; defined where it is used."""
+
+MARKERS: Final = {
+    "ladder": "ladder(axis='max_model_len', start, floor, quantum, strategy, pool, windows, confirm, first): "
+    "find the largest value that boots and serves, one boot per rung",
+    "boot_gate": "boot_gate(windows=1, min_tokens=None): the engine boots, and by its own count its KV cache holds "
+    "that many windows (and tokens)",
+    "kv_shape": "kv_shape(**fields): what this test asks of its engine; sizes as text ('76 MiB') or bytes",
+}
+_KEYWORDS: Final = frozenset(
+    ("axis", "start", "floor", "quantum", "strategy", "pool", "windows", "confirm", "first", "min_tokens")
+)
+_BOOTING: Final = ("ladder", "boot_gate")
+_session: Final = pytest.StashKey[Any]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options; only what may last beyond one run has an ini key."""
+    group = parser.getgroup("kvbudget", "measured KV and HBM budgets")
+    add = group.addoption
+    add("--kvbudget-target", metavar="NAME", help="target of the configuration to boot on")
+    add("--kvbudget-archive", metavar="DIR", help="folder for records and logs (default: kvbudget-archive)")
+    add("--kvbudget-config", metavar="FILE", help="kvbudget.toml or pyproject.toml (default: nearest to the tests)")
+    add("--kvbudget-strategy", metavar="NAME", help="how ladders choose rungs: predict (default), bisect, step")
+    add("--kvbudget-rung", metavar="VALUE", help="boot only this rung of each ladder; proves nothing about others")
+    add("--kvbudget-leave-serving", action="store_true", help="leave the ladder's winner serving when pytest ends")
+    add("--kvbudget-require-hardware", action="store_true", help="refuse to run on a simulated target")
+    add("--kvbudget-dry-run", action="store_true", help="print commands, environment and first rungs; start nothing")
+    for name in ("target", "archive", "config", "strategy"):
+        parser.addini(f"kvbudget_{name}", f"default of --kvbudget-{name}")
+    parser.addini("kvbudget_require_hardware", "default of --kvbudget-require-hardware", type="bool")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A dry run collects and does not run."""
+    if config.option.kvbudget_dry_run:
+        config.option.collectonly = True
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers, and what has to be there before the session starts."""
+    for line in MARKERS.values():
+        config.addinivalue_line("markers", line)
+    option = config.option
+    if hasattr(config, "workerinput"):
+        return
+    if getattr(option, "htmlpath", None):
+        from pytest_kvbudget.plugin.html import HtmlColumn  # noqa: PLC0415 - only with pytest-html's --html
+
+        config.pluginmanager.register(HtmlColumn(), "kvbudget-html")
+    if getattr(option, "dist", "no") != "no" and not option.collectonly:
+        from pytest_kvbudget.plugin import controller  # noqa: PLC0415 - only with pytest-xdist's -n
+
+        controller.configure(config)
+    elif option.kvbudget_target or option.kvbudget_config or option.kvbudget_require_hardware:
+        from pytest_kvbudget.plugin.settings import read_settings  # noqa: PLC0415 - heavy
+
+        read_settings(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
+    """Wrong arguments of our markers are a collection error; tests that our markers boot get the fixture that does."""
+    report = yield
+    if report.passed and isinstance(collector, (pytest.Module, pytest.Class)):
+        inherited = any(mark.name in MARKERS for mark in collector.iter_markers())
+        marked = [
+            item
+            for item in report.result
+            if isinstance(item, pytest.Function)
+            and (inherited or (item.own_markers and any(mark.name in MARKERS for mark in item.own_markers)))
+            and _is_ours(item)
+        ]
+        if marked:
+            _accept(marked, report)
+    return report
+
+
+def _is_ours(item: pytest.Function) -> bool:
+    """Marks of the same name are other people's unless the test uses a fixture or a keyword of ours."""
+    return SESSION_FIXTURE in item.fixturenames or any(
+        mark.name in MARKERS and (mark.name == "kv_shape" or not _KEYWORDS.isdisjoint(mark.kwargs))
+        for mark in item.iter_markers()
+    )
+
+
+def _accept(marked: list[pytest.Function], report: pytest.CollectReport) -> None:
+    from pytest_kvbudget.plugin.checks import problems  # noqa: PLC0415 - heavy
+
+    wrong = problems(marked)
+    if wrong:
+        # Raising here would be an internal error; a failed report is what a CollectError becomes, under xdist too.
+        report.outcome = "failed"
+        report.longrepr = "\n".join(wrong)
+        report.result = []
+        return
+    for item in marked:
+        if BOOT_FIXTURE not in item.fixturenames and any(item.get_closest_marker(name) for name in _BOOTING):
+            item.fixturenames.append(BOOT_FIXTURE)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start the machinery where a selected test is ours."""
+    ours = []
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if SESSION_FIXTURE in names or BOOT_FIXTURE in names:
+            ours.append(item)
+    if ours and (config.option.kvbudget_dry_run or not config.option.collectonly):
+        activate(config).collected(items, ours)
+
+
+def activate(config: pytest.Config) -> KvSession:
+    """This process' session, started by the first that needs it."""
+    session: KvSession | None = config.stash.get(_session, None)
+    if session is None:
+        from pytest_kvbudget.plugin.session import start  # noqa: PLC0415 - heavy
+
+        session = config.stash[_session] = start(config)
+    return session
+
+
+@pytest.fixture(scope="session")
+def _kvbudget(request: pytest.FixtureRequest) -> KvSession:
+    return activate(request.config)
+
+
+@pytest.fixture(scope="session")
+def kv_target(_kvbudget: KvSession) -> LoadedTarget:
+    """The target that engines are booted on, as configured."""
+    return _kvbudget.settings.loaded
+
+
+@pytest.fixture(scope="session")
+def kv_serve(_kvbudget: KvSession) -> Serve:
+    """Boots further engines: ``kv_serve(shape=None, **changes)`` returns a `KvEngine`.
+
+    It lives as long as the fixture that called, or the test.
+    """
+    return _kvbudget.serve
+
+
+@pytest.fixture
+def kv_shape(request: pytest.FixtureRequest, _kvbudget: KvSession) -> Shape:
+    """What this test asks of its engine: the target's shape, changed by ``kv_shape`` marks and by the rung."""
+    return _kvbudget.shape_of(request.node)
+
+
+@pytest.fixture
+def kv_engine(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvEngine:
+    """A running engine at the test's shape."""
+    return _kvbudget.engine(request)
+
+
+@pytest.fixture
+def kv_ledger(request: pytest.FixtureRequest, _kvbudget: KvSession) -> BootLedger:
+    """What the boot of the test's engine said about memory."""
+    return _kvbudget.engine(request).ledger
+
+
+@pytest.fixture
+def kv_rung(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvRung:
+    """The rung of a ladder that this run of the body is about; its engine is up."""
+    return _kvbudget.rung(request)

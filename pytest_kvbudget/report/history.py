@@ -61,9 +61,11 @@ def rung_value(record: AttemptRecord, axis: Axis) -> int | None:
 
 
 def took(record: AttemptRecord) -> str | None:
-    """How long the boot took; at least how long where it never became ready; ``None`` where nothing was timed."""
+    """How long the boot took until ready or dead; at least how long where nobody saw its end; else ``None``."""
     if record.timings.boot_s is not None:
         return duration(record.timings.boot_s)
+    if record.timings.ended_s is not None:
+        return duration(record.timings.ended_s)
     begun = max((phase.start_s for phase in record.timings.phases), default=None)
     return None if begun is None else f"≥ {duration(begun)}"
 

@@ -8,17 +8,18 @@ from pytest_kvbudget.report.numbers import NOT_STATED, duration, words
 
 
 def timeline(timings: Timings) -> Element:
-    """Phases on one time axis, from launch to ready; a phase whose end nobody saw has no end."""
+    """Phases on one time axis, from launch to ready or dead; a phase whose end nobody saw has no end."""
     if not timings.phases:
         return element("p", "No phase of this boot was timed.", class_="absent")
     phases = sorted(timings.phases, key=lambda phase: phase.start_s)
     last = phases[-1].start_s
-    end = max(last, timings.boot_s or 0.0)
-    # room for the open end of a boot that never became ready
-    scale = end if timings.boot_s is not None and timings.boot_s > last else end * 1.08 or 1.0
+    over_s = timings.boot_s if timings.boot_s is not None else timings.ended_s
+    end = max(last, over_s or 0.0)
+    # room for the open end of a boot that nobody saw end
+    scale = end if over_s is not None and over_s > last else end * 1.08 or 1.0
     rows = []
     for index, phase in enumerate(phases):
-        following = phases[index + 1].start_s if index + 1 < len(phases) else timings.boot_s
+        following = phases[index + 1].start_s if index + 1 < len(phases) else over_s
         rows.append(_row(words(phase.phase), phase.start_s, following, scale))
     return element("div", rows, class_="timeline")
 

@@ -66,6 +66,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """What one more unit of the axis costs here, in bytes, as measured on this boot; ``None`` where unknown."""
     precision_bytes: float = 0
     """Half a unit of the last digit printed."""
+    at_least: bool = False
+    """The deficit is only a lower bound: one allocation did not fit, and more would have followed."""
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,11 +123,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class Strategy(Protocol):
     """Chooses the next rung from what is known. Stateless: the same history gives the same answer."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The word users type for it: ``"predict"``."""
+        ...
 
     def next_index(self, axis: Axis, history: tuple[Trial, ...]) -> int | None:
         """Index of the rung to boot next, or ``None`` when the boundary is proven.
 
-        ``history`` holds only PASS, MARGINAL and FAIL, in boot order; a rung may be in it once.
+        ``history`` holds only PASS, MARGINAL and FAIL, in boot order; a rung may be in it once. A trial whose value
+        is no rung of the axis (a scaled pool's reference) may inform the choice and proves nothing.
         """
         ...

@@ -113,15 +113,27 @@ def _honest(device: Device, window: int, good: bool) -> Hint:
         tokens = int(available / need * window)
         shown = _gib(available)
         per_token = shown / tokens
-        return Hint(limits=(Limit(name="kv", margin_bytes=(tokens - window) * per_token, bytes_per_unit=per_token,
-                                  precision_bytes=per_token),))
+        return Hint(
+            limits=(
+                Limit(
+                    name="kv",
+                    margin_bytes=(tokens - window) * per_token,
+                    bytes_per_unit=per_token,
+                    precision_bytes=per_token,
+                ),
+            )
+        )
     shown, shown_need = _gib(available), _gib(need)
     if shown <= 0:
         return Hint()
     whole = int((available - device.state) / device.rate / device.block) * device.block
     half = 0.005 * GIB
-    limit = Limit(name="kv", margin_bytes=shown - shown_need, bytes_per_unit=shown_need / window,
-                  precision_bytes=half * (1 + min(1.0, shown / shown_need)))
+    limit = Limit(
+        name="kv",
+        margin_bytes=shown - shown_need,
+        bytes_per_unit=shown_need / window,
+        precision_bytes=half * (1 + min(1.0, shown / shown_need)),
+    )
     return Hint(limits=(limit,), estimate=whole if whole > 0 else None)
 
 
@@ -133,10 +145,9 @@ def _outside_view(device: Device, window: int, margin: float) -> Hint:
         return Hint(limits=(limit,)) if device.prints_numbers or device.family == "neuron" else Hint()
     if not device.prints_numbers:
         return Hint()
-    if -margin > 0.5 * GIB:  # the pool itself is one allocation, and the graphs were still to come
-        deficit = max(-margin - device.graphs, 10 * MIB)
-    else:
-        deficit = min(-margin, 76 * MIB)
+    # the pool itself is one allocation, with the graphs still to come; a near miss is a small one among many
+    pool_fails = -margin > 0.5 * GIB
+    deficit = max(-margin - device.graphs, 10 * MIB) if pool_fails else min(-margin, 76 * MIB)
     return Hint(limits=(Limit(name="device", margin_bytes=-deficit, bytes_per_unit=device.rate, at_least=True),))
 
 
@@ -151,12 +162,20 @@ def _bent(device: Device, hint: Hint, number: int) -> Hint:
     if device.lie == "absent":
         return Hint()
     factor = {
-        "factor": device.factor, "huge": 1e9, "negative": -1.0, "alternating": device.factor ** (-1) ** number,
+        "factor": device.factor,
+        "huge": 1e9,
+        "negative": -1.0,
+        "alternating": device.factor ** (-1) ** number,
     }[device.lie]
     return Hint(
         limits=tuple(
-            Limit(name=limit.name, margin_bytes=limit.margin_bytes * factor, bytes_per_unit=limit.bytes_per_unit,
-                  precision_bytes=limit.precision_bytes, at_least=limit.at_least)
+            Limit(
+                name=limit.name,
+                margin_bytes=limit.margin_bytes * factor,
+                bytes_per_unit=limit.bytes_per_unit,
+                precision_bytes=limit.precision_bytes,
+                at_least=limit.at_least,
+            )
             for limit in hint.limits
         ),
         estimate=None if hint.estimate is None else int(hint.estimate * factor),

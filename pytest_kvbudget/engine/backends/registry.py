@@ -37,8 +37,8 @@ def backend_of(loaded: LoadedTarget) -> Backend:
     return backend
 
 
-def launcher_of(loaded: LoadedTarget) -> Launcher:
-    """The target's launcher.
+def launcher_of(loaded: LoadedTarget, *, run: str) -> Launcher:
+    """The target's launcher, for engines of this run.
 
     Raises:
         ConfigError: for an unknown one.
@@ -47,4 +47,4 @@ def launcher_of(loaded: LoadedTarget) -> Launcher:
         raise ConfigError(f"{loaded.origin} launcher: no launcher {loaded.target.launcher!r}; expected 'process'")
     from pytest_kvbudget.engine.launchers.process import ProcessLauncher  # noqa: PLC0415 - one launcher per run
 
-    return ProcessLauncher()
+    return ProcessLauncher(run)

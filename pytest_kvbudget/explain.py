@@ -1,0 +1,166 @@
+"""``kvbudget explain``: what happened in a boot log and what to turn, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, TextIO
+
+from pytest_kvbudget.explain_text import page
+from pytest_kvbudget.ledger.model import BootLedger, Evidence
+from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.verdict import Phase, Provenance
+
+CHUNK_BYTES: Final = 1 << 20
+STDIN: Final = "-"
+
+BOOTED, FAILED, UNSAID = 0, 1, 2
+"""Exit status: the log shows a boot that served; a failure was found; the log does not say."""
+
+NOT_OURS: Final = "this is not a boot log of an engine I know"
+
+
+class Source:
+    """Which file a line of the joined stream stands in."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._names: list[str] = []
+
+    def begin(self, name: str, line: int) -> None:
+        """``name`` begins at ``line`` of the joined stream."""
+        self._starts.append(line)
+        self._names.append(name)
+
+    def place(self, line: int) -> str:
+        """Where people find the line: ``line 57``, and the file where there are several."""
+        if len(self._names) < 2:
+            return f"line {line}"
+        position = bisect_right(self._starts, line) - 1
+        return f"{Path(self._names[position]).name}:{line - self._starts[position] + 1}"
+
+
+def run(paths: Sequence[str], *, as_json: bool, boot: int | None = None, out: TextIO, stdin: BinaryIO) -> int:
+    """Explain the boot in ``paths`` (``-`` or none: standard input; several: the ranks of one boot in separate files).
+
+    Args:
+        paths: files to read, in order.
+        as_json: one JSON object instead of text.
+        boot: 1-based number of the boot to explain where the stream holds several; default: the last.
+        out: receives the explanation.
+        stdin: read for ``-``.
+
+    Returns:
+        Exit status 0, 1 or 2; 2 also where nothing could be read.
+    """
+    reader, source = LedgerReader(), Source()
+    try:
+        _read(reader, source, paths or [STDIN], stdin)
+    except OSError as error:
+        return _complain(out, f"cannot read {error.filename}: {error.strerror}", as_json=as_json)
+    boots = reader.boots()
+    number = len(boots) if boot is None else boot
+    if not 1 <= number <= len(boots):
+        return _complain(out, f"boot {number}: the log holds {len(boots)}; expected 1 to {len(boots)}", as_json=as_json)
+    ledger = boots[number - 1]
+    if as_json:
+        out.write(json.dumps(as_object(ledger, boots, number, source), ensure_ascii=False) + "\n")
+    elif ledger.family == "unknown":
+        out.write(f"{NOT_OURS} ({reader.lines} lines read)\n")
+    else:
+        out.write(page(ledger, boots, reader.starts, number, source.place))
+    return exit_status(ledger)
+
+
+def exit_status(ledger: BootLedger) -> int:
+    """0 where the log shows that the engine served, 1 where a failure was found, 2 where it does not say."""
+    if ledger.outcome in {"failed", "refused", "died_after_boot"} or ledger.failure_class == "request_starved":
+        return FAILED
+    if ledger.outcome == "recovered":
+        return BOOTED if any(seen.phase is Phase.READY for seen in ledger.milestones) else FAILED
+    if ledger.cause is not None and ledger.family != "unknown":
+        return FAILED
+    served = ledger.outcome == "booted" and ledger.phase in {Phase.READY, Phase.REQUEST}
+    return BOOTED if served else UNSAID
+
+
+def as_object(ledger: BootLedger, boots: Sequence[BootLedger], number: int, source: Source) -> dict[str, object]:
+    """The JSON object of ``explain --json``: plain values, and for each where it came from."""
+    cause = ledger.cause
+    return {
+        "engine": ledger.family,
+        "engine_version": ledger.engine_version,
+        "outcome": ledger.outcome,
+        "phase": str(ledger.phase),
+        "failure_class": ledger.failure_class,
+        "sentence": None if cause is None else cause.sentence,
+        "rank": None if cause is None else cause.rank,
+        "facts": {name: value.value for name, value in ledger.facts.items()},
+        "ranks": {
+            name: {rank: value.value for rank, value in by_rank.items()} for name, by_rank in ledger.ranks.items()
+        },
+        "units": {name: value.unit for name, value in ledger.facts.items()},
+        "provenance": {name: str(value.provenance) for name, value in ledger.facts.items()},
+        "precision": {name: value.precision for name, value in ledger.facts.items() if value.precision},
+        "states": ledger.states,
+        "evidence": {
+            "verdict": [_where(evidence, source) for evidence in _verdict_lines(ledger)],
+            "facts": {name: _where(value.evidence, source) for name, value in ledger.facts.items()},
+        },
+        "levers": [
+            {"name": lever.name, "direction": lever.direction, "effect": lever.effect, "why": lever.why}
+            for lever in (cause.levers if cause is not None else ())
+        ],
+        "milestones": [{"phase": str(seen.phase), **_where(seen.evidence, source)} for seen in ledger.milestones],
+        "simulated": any(value.provenance is Provenance.SIMULATED for value in ledger.facts.values()),
+        "lines": ledger.lines,
+        "boot": number,
+        "boots": [
+            {
+                "outcome": each.outcome,
+                "phase": str(each.phase),
+                "failure_class": each.failure_class,
+                "lines": each.lines,
+            }
+            for each in boots
+        ],
+    }
+
+
+def _verdict_lines(ledger: BootLedger) -> Iterator[Evidence]:
+    if ledger.cause is not None:
+        yield from ledger.cause.evidence
+    elif ledger.milestones:
+        last = [seen.evidence for seen in ledger.milestones if seen.phase is ledger.phase]
+        yield from last[-1:] or [ledger.milestones[-1].evidence]
+
+
+def _where(evidence: Evidence, source: Source) -> dict[str, object]:
+    return {"line": evidence.line, "text": evidence.text, "place": source.place(evidence.line)}
+
+
+def _read(reader: LedgerReader, source: Source, paths: Sequence[str], stdin: BinaryIO) -> None:
+    for path in paths:
+        source.begin(path, reader.lines + 1)
+        if path == STDIN:
+            _feed(reader, stdin)
+        else:
+            with Path(path).open("rb") as file:
+                _feed(reader, file)
+    reader.close()
+
+
+def _feed(reader: LedgerReader, file: BinaryIO) -> None:
+    last = b"\n"
+    while chunk := file.read(CHUNK_BYTES):
+        reader.feed(chunk)
+        last = chunk[-1:]
+    if last != b"\n":
+        reader.end_line()
+
+
+def _complain(out: TextIO, message: str, *, as_json: bool) -> int:
+    out.write(json.dumps({"error": message}) + "\n" if as_json else f"{message}\n")
+    return UNSAID

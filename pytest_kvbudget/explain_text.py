@@ -1,0 +1,211 @@
+"""The page that ``kvbudget explain`` prints for people: verdict first, then memory, levers, evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from pytest_kvbudget.ledger.model import BootLedger, Lever, Value
+from pytest_kvbudget.ledger.sentences import size_text
+from pytest_kvbudget.verdict import Phase, Provenance
+
+Place = Callable[[int], str]
+
+WIDEST_EVIDENCE: Final = 240
+MOST_RANKS: Final = 4
+"""Columns of a table; further ranks are in the JSON."""
+
+_TITLES: Final[dict[str, str]] = {
+    "total_bytes": "device total",
+    "free_bytes": "free",
+    "requested_bytes": "requested share",
+    "gpu_memory_utilization": "utilization",
+    "weights_bytes": "weights",
+    "model_load_bytes": "model load",
+    "consumed_bytes": "consumed (weights + non-torch)",
+    "non_torch_bytes": "non-torch",
+    "peak_activation_bytes": "peak activation",
+    "peak_torch_bytes": "peak torch",
+    "graph_estimated_bytes": "graphs, estimated",
+    "graph_capture_bytes": "graphs, captured",
+    "graph_actual_bytes": "graphs, actual",
+    "available_kv_bytes": "available for KV cache",
+    "kv_needed_bytes": "KV cache needed",
+    "kv_in_use_bytes": "KV cache in use",
+    "kv_tokens": "KV cache tokens",
+    "max_concurrency": "concurrency at the window",
+    "max_model_len": "window (max_model_len)",
+    "estimated_max_model_len": "window, engine's estimate",
+    "tried_alloc_bytes": "allocation that failed",
+    "torch_allocated_bytes": "allocated by torch",
+    "torch_reserved_bytes": "reserved by torch",
+    "plan_budget_bytes": "plan: budget",
+    "plan_non_expert_bytes": "plan: non-expert weights",
+    "plan_kv_reserve_bytes": "plan: KV reserve",
+    "plan_graphs_bytes": "plan: graphs",
+    "plan_overhead_bytes": "plan: runtime overhead",
+    "plan_expert_cache_bytes": "plan: expert cache",
+    "plan_slots": "plan: expert slots",
+}
+"""Order and names of the table; other facts follow in the order of the log."""
+
+_VERDICTS: Final[dict[str, str]] = {
+    "failed": "FAILED in {phase}",
+    "refused": "REFUSED in {phase}",
+    "died_after_boot": "BOOTED, THEN DIED in {phase}",
+    "recovered": "RECOVERED in {phase}",
+}
+
+
+def page(ledger: BootLedger, boots: Sequence[BootLedger], starts: Sequence[int], number: int, place: Place) -> str:
+    """The whole explanation of one boot, ending in a newline.
+
+    Args:
+        ledger: the boot to explain, ``boots[number - 1]``.
+        boots: every boot of the stream, oldest first.
+        starts: the first line of every boot.
+        number: 1-based number of the boot.
+        place: writes where a line stands.
+    """
+    lines = [headline(ledger, place)]
+    version = f" {ledger.engine_version}" if ledger.engine_version else ""
+    simulated = any(value.provenance is Provenance.SIMULATED for value in ledger.facts.values())
+    lines.append(
+        f"  {ledger.family}{version}, {ledger.lines:,} lines read, boot {number} of {len(boots)}"
+        + (", SIMULATED" if simulated else "")
+    )
+    for section in (_memory(ledger, place), _levers(ledger), _evidence(ledger, place), _others(boots, starts, number)):
+        body = list(section)
+        if body:
+            lines += ["", *body]
+    return "\n".join(lines) + "\n"
+
+
+def headline(ledger: BootLedger, place: Place) -> str:
+    """The verdict in one sentence."""
+    cause = ledger.cause
+    if cause is not None:
+        begin = _VERDICTS.get(ledger.outcome, "UNKNOWN in {phase}").format(phase=ledger.phase)
+        if ledger.outcome == "booted":
+            begin = "BOOTED, BUT STUCK"
+        where = f" ({place(cause.evidence[0].line)})" if cause.evidence else ""
+        who = f" [{cause.rank}]" if cause.rank and "Worker" in cause.rank else ""
+        return f"{begin}{who}: {cause.sentence}{where}"
+    if ledger.outcome == "booted" and ledger.phase in {Phase.READY, Phase.REQUEST}:
+        return f"BOOTED: {_capacity(ledger)}"
+    if ledger.outcome == "booted":
+        return f"NO FAILURE in these lines; they end in {ledger.phase}, before the engine served"
+    return f"UNKNOWN: the log ends in {ledger.phase}, before the engine served, and says no reason"
+
+
+def _capacity(ledger: BootLedger) -> str:
+    tokens, window, times = (ledger.get(name) for name in ("kv_tokens", "max_model_len", "max_concurrency"))
+    if isinstance(tokens, int) and isinstance(window, int):
+        ratio = f", {times:.2f} full windows of" if isinstance(times, float) else ", window"
+        return f"the engine served; KV cache {tokens:,} tokens{ratio} {window:,}"
+    return "the engine served"
+
+
+def value_text(value: Value) -> str:
+    """A value for people: sizes in the unit that fits, counts with separators."""
+    number = value.value
+    if isinstance(number, (bool, str)):
+        return str(number).lower() if isinstance(number, bool) else number
+    if value.unit == "bytes":
+        return size_text(number, value.precision)
+    if value.unit in {"tokens", "count"}:
+        return f"{int(number):,}"
+    ending = {"seconds": " s", "percent": " %", "ratio": "x"}.get(value.unit, "")
+    return f"{number:g}{ending}" if value.unit != "ratio" else f"{number:.2f}{ending}"
+
+
+def _memory(ledger: BootLedger, place: Place) -> Iterator[str]:
+    if not ledger.facts:
+        return
+    names = [name for name in _TITLES if name in ledger.facts]
+    names += sorted(
+        (name for name in ledger.facts if name not in _TITLES), key=lambda name: ledger.facts[name].evidence.line
+    )
+    yield "Where the memory went (only what the log states; per rank where ranks differ)"
+    width = max(len(_title(name)) for name in names)
+    for name in names:
+        value = ledger.facts[name]
+        ranks = ledger.ranks.get(name, {})
+        texts = {rank: value_text(each) for rank, each in sorted(ranks.items())}
+        source = "" if value.provenance is Provenance.MEASURED else f", {value.provenance}"
+        yield f"  {_title(name):{width}}  {value_text(value):>14}  {place(value.evidence.line)}{source}"
+        if len(set(texts.values())) > 1:
+            shown = [f"{rank} {text}" for rank, text in list(texts.items())[:MOST_RANKS]]
+            more = f", and {len(texts) - MOST_RANKS} more" if len(texts) > MOST_RANKS else ""
+            yield f"  {'':{width}}  {', '.join(shown)}{more}"
+    hidden = [_title(name) for name, state in ledger.states.items() if state == "suppressed"]
+    if hidden:
+        yield f"  not printed because KV bytes are pinned: {', '.join(hidden)}"
+    single = [_title(name) for name, state in ledger.states.items() if state == "rank 0 only"]
+    if single:
+        yield f"  printed by one rank only: {', '.join(single)}"
+
+
+def _title(name: str) -> str:
+    return _TITLES.get(name, name.removesuffix("_bytes").replace("_", " "))
+
+
+def _levers(ledger: BootLedger) -> Iterator[str]:
+    levers = ledger.cause.levers if ledger.cause is not None else ()
+    good = [lever for lever in levers if lever.effect == "helps"]
+    bad = [lever for lever in levers if lever.effect != "helps"]
+    if good:
+        yield "What to turn"
+        yield from (f"  {_lever(lever)}" for lever in good)
+    if bad:
+        yield "What not to turn"
+        yield from (f"  {_lever(lever)}" for lever in bad)
+
+
+def _lever(lever: Lever) -> str:
+    turn = f"{lever.direction} {lever.name}" if lever.direction != "none" else lever.name
+    effect = "makes it worse" if lever.effect == "harms" else "no use" if lever.effect == "useless" else ""
+    return ": ".join(part for part in (turn, "; ".join(part for part in (effect, lever.why) if part)) if part)
+
+
+def _evidence(ledger: BootLedger, place: Place) -> Iterator[str]:
+    if ledger.cause is None or not ledger.cause.evidence:
+        return
+    yield "Evidence"
+    for evidence in ledger.cause.evidence:
+        text = evidence.text
+        if len(text) > WIDEST_EVIDENCE:
+            text = f"{text[:WIDEST_EVIDENCE]}…"
+        yield f"  {place(evidence.line)}: {text}"
+
+
+def _others(boots: Sequence[BootLedger], starts: Sequence[int], number: int) -> Iterator[str]:
+    if len(boots) < 2:
+        return
+    yield "Other boots in this log (--boot N)"
+    first = 0
+    for index in range(1, len(boots) + 1):
+        if index < len(boots) and _same(boots[index], boots[first]):
+            continue
+        count = index - first
+        if count == 1 and first + 1 == number:
+            first = index
+            continue
+        what = _short(boots[first])
+        lines = f"lines {starts[first]}-{starts[index - 1] + boots[index - 1].lines - 1}"
+        if count > 1:
+            yield f"  {first + 1}-{index}: the same {count} times ({lines}): {what}"
+        else:
+            yield f"  {index} ({lines}): {what}"
+        first = index
+
+
+def _same(one: BootLedger, other: BootLedger) -> bool:
+    return (one.outcome, one.phase, one.failure_class) == (other.outcome, other.phase, other.failure_class)
+
+
+def _short(ledger: BootLedger) -> str:
+    loaded = "weights_bytes" in ledger.facts or "model_load_bytes" in ledger.facts
+    failed = ledger.outcome in {"failed", "refused"}
+    cause = f", {ledger.failure_class}" if ledger.failure_class else ""
+    return f"{ledger.outcome} in {ledger.phase}{cause}" + (", no weights loaded" if failed and not loaded else "")

@@ -1,0 +1,141 @@
+"""The state of a boot to its ledger."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from pytest_kvbudget.ledger.boot import BootState, Seen
+from pytest_kvbudget.ledger.diagnosis import diagnose
+from pytest_kvbudget.ledger.facts import Process, binding
+from pytest_kvbudget.ledger.model import BootLedger, Value
+from pytest_kvbudget.verdict import Provenance
+
+_RANKED: Final = re.compile(r"(?:TP|PP|DP|EP|rank[ =]?)\d|Worker|ip=")
+_HIDDEN: Final = frozenset({"engine_version", "kv_pinned", "tried_alloc_rounded_bytes", "waiting", "running"})
+
+_LOOKED_FOR: Final = (
+    "weights_bytes",
+    "model_load_bytes",
+    "peak_activation_bytes",
+    "graph_estimated_bytes",
+    "graph_capture_bytes",
+    "available_kv_bytes",
+    "kv_tokens",
+    "max_concurrency",
+    "consumed_bytes",
+    "kv_suggest_full_bytes",
+)
+_PROFILED: Final = frozenset({"graph_estimated_bytes", "peak_activation_bytes", "plan_overhead_measured_bytes"})
+"""What the profile run prints; pinned KV bytes skip it."""
+
+
+def assemble(state: BootState, lines: int) -> BootLedger:
+    """The ledger of a boot, from everything that its lines said so far."""
+    root, outcome, phase, cause = diagnose(state)
+    values = _merged(state, root)
+    version = values.pop("engine_version", {})
+    facts: dict[str, Value] = {}
+    ranks: dict[str, dict[str, Value]] = {}
+    names = _labels(state)
+    for name, by_process in values.items():
+        if name in _HIDDEN:
+            continue
+        labelled = {
+            label: _with_rank(value, label)
+            for process, value in by_process.items()
+            if (label := names.get(process)) is not None
+        }
+        bare = [value for process, value in by_process.items() if names.get(process) is None]
+        facts[name] = binding(name, [*bare, *labelled.values()])
+        if labelled:
+            ranks[name] = labelled
+    return BootLedger(
+        family=state.family,
+        engine_version=str(binding("engine_version", list(version.values())).value) if version else None,
+        outcome=outcome,
+        phase=phase,
+        cause=cause,
+        facts=facts,
+        ranks=ranks,
+        states=_states(state, facts, ranks, pinned=state.pinned),
+        milestones=tuple(state.milestones),
+        lines=lines,
+    )
+
+
+def _merged(state: BootState, root: Seen | None) -> dict[str, dict[Process, Value]]:
+    """Values of lines that went well, then what failure lines add; the root cause's own figures count first."""
+    values = {name: dict(by_process) for name, by_process in state.facts.values.items()}
+    stated: set[str] = set()
+    for seen in _tellers(state, root):
+        for name, value in _of(state, seen).items():
+            if name not in stated:
+                values[name] = {}
+                stated.add(name)
+            values[name].setdefault(seen.process, value)
+    for seen in state.failures:
+        for name, value in _of(state, seen).items():
+            if name not in stated and name not in state.facts:
+                values.setdefault(name, {}).setdefault(seen.process, value)
+    if "tried_alloc_rounded_bytes" in values:
+        values.setdefault("tried_alloc_bytes", values["tried_alloc_rounded_bytes"])
+    return values
+
+
+def _tellers(state: BootState, root: Seen | None) -> list[Seen]:
+    """The root cause's line, and the same line of other ranks; not its repetition by processes that passed it on."""
+    if root is None or root.row is None:
+        return []
+    others = [
+        seen
+        for seen in state.failures
+        if seen is not root and seen.row is root.row and seen.process in state.workers and root.process in state.workers
+    ]
+    return [root, *others]
+
+
+def _of(state: BootState, seen: Seen) -> dict[str, Value]:
+    stated = seen.row.provenance if seen.row is not None else Provenance.MEASURED
+    found = {name: state.value(name, reading, seen.evidence, stated) for name, reading in seen.readings.items()}
+    for flag in seen.row.flags if seen.row is not None else ():
+        found[flag] = Value(value=True, unit="flag", evidence=seen.evidence)
+    return found
+
+
+def _labels(state: BootState) -> dict[Process, str | None]:
+    """What to call each process: its own name, with the pid where several share it; ``None`` where it is no rank."""
+    processes = {process for by_process in state.facts.values.values() for process in by_process}
+    processes |= {seen.process for seen in state.failures}
+    count: dict[str, int] = {}
+    for name, _ in processes:
+        if name is not None:
+            count[name] = count.get(name, 0) + 1
+    labels: dict[Process, str | None] = {}
+    for name, pid in processes:
+        if name is None or not _RANKED.search(name):
+            labels[name, pid] = None
+        elif count[name] > 1:
+            labels[name, pid] = f"{name} pid={pid}"
+        else:
+            labels[name, pid] = name
+    return labels
+
+
+def _with_rank(value: Value, label: str) -> Value:
+    return msgspec.structs.replace(value, rank=label)
+
+
+def _states(
+    state: BootState, facts: dict[str, Value], ranks: dict[str, dict[str, Value]], *, pinned: bool
+) -> dict[str, str]:
+    states = {}
+    workers = len({name for name, _ in state.workers if name is not None and _RANKED.search(name)})
+    for name in (*_LOOKED_FOR, *sorted(_PROFILED - set(_LOOKED_FOR))):
+        if name not in facts:
+            states[name] = "suppressed" if pinned and name in _PROFILED else "absent"
+        elif workers > 1 and len(ranks.get(name, {})) == 1:
+            states[name] = "rank 0 only"
+    return states

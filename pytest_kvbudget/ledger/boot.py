@@ -1,0 +1,339 @@
+"""What is known of one boot while its lines come in."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from pytest_kvbudget.ledger.facts import FactStore, Process, source_of
+from pytest_kvbudget.ledger.grammar import Grammar
+from pytest_kvbudget.ledger.grammar.common import FRAME, FRAMES, WAITING_FRAMES, WEAK_FRAMES
+from pytest_kvbudget.ledger.grammar.model import CompiledRow, Failure, Row, Tier
+from pytest_kvbudget.ledger.model import Evidence, Milestone, Value
+from pytest_kvbudget.ledger.notation import Reading
+from pytest_kvbudget.ledger.prefix import Text
+from pytest_kvbudget.verdict import Phase, Provenance
+
+LONGEST_EVIDENCE: Final = 600
+"""Characters kept of a line that is evidence."""
+WRAPPED_LINES: Final = 6
+"""Lines that one wrapped sentence may run over."""
+TABLE_LINES: Final = 40
+"""Lines after an allocation failure that may still be its table."""
+MOST_FAILURES: Final = 256
+
+_EXCEPTION = re.compile(
+    r"^(?:\[?\w*\]?:? ?)(?:[a-z_][\w]*\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s(?P<message>.*))?$"
+)
+_CONSEQUENCES: Final = frozenset({"EngineDeadError", "CancelledError", "SystemExit", "GeneratorExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError", "MQEngineDeadError", "AsyncEngineDeadError"})
+_CONSEQUENCE_TEXTS: Final = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "Engine process failed to start",
+    "please check the stack trace above",
+    "See stack trace",
+)
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """A line that reports a failure."""
+
+    failure: Failure
+    row: Row | None
+    evidence: Evidence
+    process: Process
+    phase: Phase
+    """Phase of the process when the line came: the traceback's, else that of its last milestone."""
+    framed: bool
+    served: bool
+    """The engine had served before the line."""
+    readings: dict[str, Reading]
+    survived: bool = False
+    """The same process went on to a later phase, or the engine served on."""
+
+
+class _Wrapped(msgspec.Struct, kw_only=True):
+    row: CompiledRow
+    text: str
+    evidence: Evidence
+    left: int
+    seen: Seen | None
+
+
+class BootState:
+    """Everything one boot said so far. Grows with the number of processes and of kinds of lines, not with the log."""
+
+    def __init__(self, grammar: Grammar, family: str | None, *, simulated: bool) -> None:
+        self.grammar = grammar
+        self.simulated = simulated
+        self.asked_family = family
+        self.families: dict[str, int] = {}
+        self.facts = FactStore()
+        self.failures: list[Seen] = []
+        self.milestones: list[Milestone] = []
+        self.phases: dict[Phase, Evidence] = {}
+        self.names: dict[int, str] = {}
+        self.workers: set[Process] = set()
+        self.now = Phase.UNKNOWN
+        self.served: Evidence | None = None
+        self.requests = False
+        self.stopping: Evidence | None = None
+        self.began: Evidence | None = None
+        self.planned = False
+        self.starved: list[Evidence] = []
+        self.last_line = 0
+        self._current: dict[Process, Phase] = {}
+        self._frames: dict[Process, tuple[Phase, bool] | None] = {}
+        self._wrapped: list[_Wrapped] = []
+        self._marked: set[int] = set()
+        self._table: tuple[int, Process] | None = None
+
+    @property
+    def family(self) -> str:
+        """Grammar table that read it; ``"unknown"`` where no line was recognised."""
+        for special in ("rdna4", "neuron", "sglang", "llama.cpp", "vllm"):
+            if special in self.families:
+                return special
+        if "" in self.families:
+            return self.asked_family or "vllm"
+        return "unknown"
+
+    @property
+    def pinned(self) -> bool:
+        """The KV cache's bytes were given, not worked out."""
+        return "kv_pinned" in self.facts or "kv_cache_memory_bytes" in self.facts
+
+    @property
+    def waits_for_more(self) -> bool:
+        """A wrapped sentence is open: the next lines are needed whatever they contain."""
+        return bool(self._wrapped)
+
+    def take(self, line: int, text: Text, *, partial: bool = False) -> list[Milestone]:
+        """Read one line; returns the milestones that it shows for the first time.
+
+        Of a ``partial`` line, whose end has not come, no figure counts that its last character belongs to.
+        """
+        process = self._process(text)
+        self.last_line = line
+        if self._wrapped:
+            self._continue(text, process)
+        before = len(self.milestones)
+        matched = False
+        for compiled in self.grammar.rows_for(text.text):
+            matched |= self._match(compiled, line, text.text, process, partial=partial)
+        self._traceback(line, text.text, process, matched=matched)
+        return self.milestones[before:]
+
+    def _process(self, text: Text) -> Process:
+        name = text.process
+        if text.pid is not None:
+            known = self.names.get(text.pid)
+            if name is not None and (known is None or len(name) > len(known)) and len(self.names) < 65536:
+                self.names[text.pid] = known = name
+            return known if text.pid in self.names else name, text.pid
+        return name, None
+
+    def _match(self, compiled: CompiledRow, line: int, text: str, process: Process, *, partial: bool) -> bool:
+        row = compiled.row
+        if row.follows and not self._in_table(line, process):
+            return False
+        match = compiled.main.regex.search(text)
+        if match is None:
+            return False
+        if row.known and not row.follows:
+            family = compiled.family or ""
+            self.families[family] = self.families.get(family, 0) + 1
+        evidence = Evidence(line, text.strip()[:LONGEST_EVIDENCE])
+        end = len(text) - 1 if partial else None
+        readings = compiled.main.readings(match, end)
+        complete = True
+        for part in compiled.parts:
+            found = part.regex.search(text)
+            complete &= found is not None
+            if found is not None:
+                for name, reading in part.readings(found, end).items():
+                    readings.setdefault(name, reading)
+        seen = None
+        if row.scope in {"rank", "rank0"}:
+            self.workers.add(process)
+        if row.failure is not None:
+            seen = self._fail(row.failure, row, evidence, process, readings)
+        else:
+            self._record(row, readings, evidence, process)
+        if row.wraps and not complete and (seen is not None or row.failure is None):
+            self._wrapped.append(_Wrapped(row=compiled, text=text, evidence=evidence, left=WRAPPED_LINES, seen=seen))
+        self._event(row, readings, evidence, process)
+        return True
+
+    def _record(self, row: Row, readings: dict[str, Reading], evidence: Evidence, process: Process) -> None:
+        for name, reading in readings.items():
+            self.facts.add(name, process, self.value(name, reading, evidence, row.provenance))
+        for flag in row.flags:
+            value = Value(value=True, unit="flag", evidence=evidence, provenance=self._provenance(row.provenance))
+            self.facts.add(flag, process, value)
+
+    def value(self, name: str, reading: Reading, evidence: Evidence, stated: Provenance) -> Value:
+        """A reading as a value with its line, source and precision."""
+        return Value(
+            value=reading.value,
+            unit=reading.unit,
+            evidence=evidence,
+            provenance=self._provenance(source_of(name, stated)),
+            precision=reading.precision,
+        )
+
+    def _provenance(self, stated: Provenance) -> Provenance:
+        return Provenance.SIMULATED if self.simulated else stated
+
+    def _event(self, row: Row, readings: dict[str, Reading], evidence: Evidence, process: Process) -> None:
+        if row.phase is not None:
+            self._milestone(row, evidence, process)
+        if row.event == "start":
+            self.began = self.began or evidence
+        elif row.event == "plan":
+            self.planned = True
+        elif row.event in {"served", "alive"}:
+            self._alive(row, readings, evidence)
+        elif row.event == "stopping" and self.stopping is None and not any(not seen.survived for seen in self.failures):
+            self.stopping = evidence
+
+    def _alive(self, row: Row, readings: dict[str, Reading], evidence: Evidence) -> None:
+        if self.served is None:
+            self.served = evidence
+            self.phases.setdefault(Phase.READY, evidence)
+            self.now = Phase.READY
+            for seen in self.failures:
+                seen.survived = True
+        if row.event == "served":
+            return
+        waiting, running = readings.get("waiting"), readings.get("running")
+        if waiting is not None and running is not None:
+            self.requests = self.requests or running.value != 0 or waiting.value != 0
+            if waiting.value != 0 and running.value == 0:
+                self.starved = [*self.starved[:1], evidence]
+            else:
+                self.starved.clear()
+        else:
+            self.requests = self.requests or "POST" in evidence.text
+            if "GET" in evidence.text:
+                return
+        if all(seen.failure.tier is Tier.ROOT for seen in self.failures if seen.served):
+            for seen in self.failures:
+                seen.survived = True
+
+    def _milestone(self, row: Row, evidence: Evidence, process: Process) -> None:
+        assert row.phase is not None, "only rows with a phase are milestones"
+        order = self.grammar.order(self.family)
+        for seen in self.failures:
+            bare = seen.process == (None, None) and seen.failure.tier is not Tier.ROOT
+            if (bare or seen.process == process) and order[row.phase] > order[seen.phase] > 0:
+                seen.survived = True
+        self.phases.setdefault(row.phase, evidence)
+        after = row.then or row.phase
+        mine = self._current.get(process, Phase.UNKNOWN)
+        if order[after] >= order[mine]:
+            self._current[process] = after
+        if order[after] >= order[self.now]:
+            self.now = after
+        if id(row) not in self._marked:
+            self._marked.add(id(row))
+            self.milestones.append(Milestone(phase=row.phase, evidence=evidence))
+
+    def _fail(
+        self, failure: Failure, row: Row | None, evidence: Evidence, process: Process, readings: dict[str, Reading]
+    ) -> Seen | None:
+        if self.stopping is not None and self.served is not None:
+            return None
+        frame = self._frames.get(process)
+        phase = failure.phase or (frame[0] if frame is not None else self._current.get(process, self.now))
+        if failure.failure_class.startswith("hbm"):
+            self._table = (evidence.line, process)
+        seen = Seen(
+            failure=failure,
+            row=row,
+            evidence=evidence,
+            process=process,
+            phase=phase,
+            framed=frame is not None,
+            served=self.served is not None,
+            readings=readings,
+        )
+        for position, known in enumerate(self.failures):
+            if known.row is row and known.process == process and row is not None:
+                if known.survived:
+                    self.failures[position] = seen
+                    return seen
+                return None
+        if len(self.failures) < MOST_FAILURES:
+            self.failures.append(seen)
+            return seen
+        return None
+
+    def _in_table(self, line: int, process: Process) -> bool:
+        if self._table is None:
+            return False
+        begun, owner = self._table
+        return line - begun <= TABLE_LINES and (process in (owner, (None, None)))
+
+    def _continue(self, text: Text, process: Process) -> None:
+        still = []
+        for wrapped in self._wrapped:
+            mine = wrapped.seen.process if wrapped.seen is not None else process
+            if process not in {mine, (None, None)}:
+                still.append(wrapped)
+                continue
+            if text.record or _EXCEPTION.match(text.text) or text.text.startswith(("Traceback", "  File")):
+                continue
+            wrapped.text = f"{wrapped.text.rstrip()} {text.text.strip()}"
+            self._reread(wrapped, process)
+            wrapped.left -= 1
+            if wrapped.left > 0:
+                still.append(wrapped)
+        self._wrapped = still
+
+    def _reread(self, wrapped: _Wrapped, process: Process) -> None:
+        for part in wrapped.row.parts:
+            found = part.regex.search(wrapped.text)
+            if found is None:
+                continue
+            for name, reading in part.readings(found).items():
+                if wrapped.seen is not None:
+                    wrapped.seen.readings.setdefault(name, reading)
+                elif name not in self.facts:
+                    value = self.value(name, reading, wrapped.evidence, wrapped.row.row.provenance)
+                    self.facts.add(name, process, value)
+
+    def _traceback(self, line: int, text: str, process: Process, *, matched: bool) -> None:
+        stripped = text.lstrip()
+        if stripped.startswith("Traceback (most recent call last)"):
+            self._frames[process] = None
+            return
+        frame = FRAME.match(text)
+        if frame is not None:
+            self._frame(frame["function"], text, process)
+            return
+        exception = _EXCEPTION.match(stripped)
+        if exception is None:
+            return
+        name, message = exception["name"], exception["message"] or ""
+        passed_on = name in _CONSEQUENCES or any(part in message for part in _CONSEQUENCE_TEXTS)
+        if not matched and not passed_on and process in self._frames:
+            failure = Failure(failure_class="engine_exception", tier=Tier.DEATH)
+            self._fail(failure, None, Evidence(line, stripped[:LONGEST_EVIDENCE]), process, {})
+        self._frames.pop(process, None)
+
+    def _frame(self, function: str, text: str, process: Process) -> None:
+        if "/vllm/" in text:
+            self.families.setdefault("vllm", 0)
+        phase = FRAMES.get(function)
+        if function in WAITING_FRAMES:
+            order = self.grammar.order(self.family)
+            phase = max(self.now, Phase.WORKER_INIT, key=order.__getitem__)
+        if phase is None:
+            self._frames.setdefault(process, None)
+            return
+        known = self._frames.get(process)
+        if known is None or known[1]:
+            self._frames[process] = (phase, function in WEAK_FRAMES)

@@ -1,0 +1,95 @@
+"""The vocabulary of failure classes, and what each one proves about a shape."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from pytest_kvbudget.verdict import Verdict
+
+
+class Proof(StrEnum):
+    """What a failure of a class says about the shape that was booted."""
+
+    MEMORY = "memory"
+    """The shape does not fit: a verdict, and a search may step."""
+    OTHER = "other"
+    """Failed for another reason: every shape fails so until somebody repairs it."""
+    NO_VERDICT = "no_verdict"
+    """Something outside the shape ended it: the same shape may boot on the next try."""
+
+
+CLASSES: Final[dict[str, Proof]] = {
+    # argument and configuration
+    "argument_rejected": Proof.OTHER,
+    "command_not_found": Proof.OTHER,
+    "install_broken": Proof.OTHER,
+    "model_not_found": Proof.OTHER,
+    "plan_refused": Proof.OTHER,
+    "parallelism_refused": Proof.OTHER,
+    "port_in_use": Proof.OTHER,
+    # device and host, before or beside the shape
+    "startup_free_below_request": Proof.MEMORY,
+    "foreign_process_memory": Proof.NO_VERDICT,
+    "devices_busy": Proof.NO_VERDICT,
+    "device_stats_unusable": Proof.NO_VERDICT,
+    "device_missing": Proof.OTHER,
+    "device_fault": Proof.NO_VERDICT,
+    "device_resource_exhausted": Proof.OTHER,
+    "host_memory_limit": Proof.OTHER,
+    "host_oom_killed": Proof.NO_VERDICT,
+    "host_memory_short": Proof.OTHER,
+    # weights, profile, KV
+    "weights_oom": Proof.MEMORY,
+    "profile_oom": Proof.MEMORY,
+    "profile_disturbed": Proof.NO_VERDICT,
+    "kv_budget_nonpositive": Proof.MEMORY,
+    "kv_check_short": Proof.MEMORY,
+    "kv_reserve_underpriced": Proof.MEMORY,
+    "min_kv_budget": Proof.MEMORY,
+    "max_num_seqs_exceeds_state": Proof.MEMORY,
+    "kv_alloc_oom": Proof.MEMORY,
+    "single_alloc_limit": Proof.MEMORY,
+    # compile and load of compiled programs
+    "compile_hbm_exceeded": Proof.MEMORY,
+    "compile_failed": Proof.OTHER,
+    "compile_desync": Proof.NO_VERDICT,
+    "compile_cache_miss": Proof.OTHER,
+    "runtime_hbm_oom": Proof.MEMORY,
+    "lnc_mismatch": Proof.OTHER,
+    "profiler_reserve": Proof.OTHER,
+    # capture, warm-up, serving
+    "graph_capture_oom": Proof.MEMORY,
+    "warmup_oom": Proof.MEMORY,
+    "request_oom": Proof.MEMORY,
+    "workspace_locked": Proof.OTHER,
+    "request_starved": Proof.NO_VERDICT,
+    # ends without a word about memory
+    "engine_killed": Proof.NO_VERDICT,
+    "ready_timeout": Proof.NO_VERDICT,
+    "kernel_fault": Proof.OTHER,
+    "engine_exception": Proof.OTHER,
+}
+"""Every failure class that a diagnosis may name, with what it proves."""
+
+_VERDICTS: Final = {Proof.MEMORY: Verdict.FAIL, Proof.OTHER: Verdict.ERROR, Proof.NO_VERDICT: Verdict.UNKNOWN}
+
+
+def proof_of(failure_class: str) -> Proof:
+    """What a failure class proves.
+
+    Raises:
+        KeyError: for a word outside the vocabulary; the message lists the vocabulary.
+    """
+    if failure_class not in CLASSES:
+        raise KeyError(f"{failure_class!r} is no failure class; known: {', '.join(sorted(CLASSES))}")
+    return CLASSES[failure_class]
+
+
+def verdict_of(failure_class: str) -> Verdict:
+    """The verdict on an attempt that ended with this failure class: FAIL, ERROR or UNKNOWN, never PASS.
+
+    Raises:
+        KeyError: for a word outside the vocabulary.
+    """
+    return _VERDICTS[proof_of(failure_class)]

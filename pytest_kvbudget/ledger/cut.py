@@ -1,0 +1,76 @@
+"""Where one boot ends and the next begins in a stream of many."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pytest_kvbudget.ledger.boot import BootState
+from pytest_kvbudget.ledger.prefix import Text
+from pytest_kvbudget.verdict import Phase
+
+_START: Final = re.compile(
+    r"vLLM API server version |█.*\sversion \d|Clav Version|non-default args: |args: Namespace\(|"
+    r"server_args=ServerArgs\(|llama_server: initializing|^usage: vllm "
+)
+_PLAN: Final = re.compile(r"budget \(total x util\)")
+_ENGINE: Final = re.compile(r"Initializing (?:a V[01] LLM|an LLM) engine \(v")
+_SINGLE: Final = re.compile(r"APIServer(?:_\d+)?$|EngineCore(?:_DP\d+|_\d+)?$|DPSupervisor$")
+"""Processes of which a boot has one of each name; of workers a boot may have several under one name."""
+
+MOST_RETIRED: Final = 65536
+
+
+class Cutter:
+    """Watches processes and banners. A boot begins where a process that exists once comes with another pid, or where
+    a banner, a plan table or an engine start comes after the boot had got beyond that point.
+    """
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+        self._retired: set[int] = set()
+        self._own: set[int] = set()
+        self._engine_started = False
+
+    def begins_boot(self, state: BootState, text: Text) -> bool:
+        """Whether this line is the first of another boot; lines of the old one's processes are then not read."""
+        if self.retired(text):
+            return False
+        begins = self._new_pid(text) or self._again(state, text)
+        if begins:
+            if len(self._retired) < MOST_RETIRED:
+                self._retired |= self._own
+            if text.pid is not None:
+                self._retired.discard(text.pid)
+            self._own.clear()
+            self._pids.clear()
+            self._engine_started = False
+        if text.pid is not None:
+            if len(self._own) < MOST_RETIRED:
+                self._own.add(text.pid)
+            if text.process is not None and _SINGLE.match(text.process):
+                self._pids[text.process] = text.pid
+        if _ENGINE.search(text.text):
+            self._engine_started = True
+        return begins
+
+    def retired(self, text: Text) -> bool:
+        """Whether a process of an earlier boot printed the line."""
+        return text.pid is not None and text.pid in self._retired
+
+    def _new_pid(self, text: Text) -> bool:
+        if text.pid is None or text.process is None or not _SINGLE.match(text.process):
+            return False
+        known = self._pids.get(text.process)
+        return known is not None and known != text.pid
+
+    def _again(self, state: BootState, text: Text) -> bool:
+        beyond = state.now not in {Phase.UNKNOWN, Phase.ARGUMENT}
+        ended = any(not seen.survived for seen in state.failures) or state.stopping is not None
+        if _START.search(text.text):
+            return beyond or ended
+        if _PLAN.search(text.text):
+            return state.planned
+        if _ENGINE.search(text.text) and text.process is None:
+            return self._engine_started or (ended and beyond)
+        return False

@@ -1,0 +1,430 @@
+"""vLLM Neuron (plugin 0.2 to 0.24, SDK 2.33), the Neuron runtime and the Neuron compiler.
+
+The runtime and the compiler print ``MB`` and ``GB`` and mean 2^20 and 2^30: the parts of a table close on its total
+only so. The log wording of SDK 2.33's budget is in no public source: its four quantities are read by label.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pytest_kvbudget.ledger.grammar.model import Failure, Row, Table, Tier
+from pytest_kvbudget.verdict import Phase
+
+ORDER: Final = (
+    Phase.UNKNOWN,
+    Phase.ARGUMENT,
+    Phase.WORKER_INIT,
+    Phase.WEIGHTS_LOAD,
+    Phase.PROFILE,
+    Phase.KV_CHECK,
+    Phase.KV_ALLOC,
+    Phase.COMPILE,
+    Phase.MODEL_LOAD,
+    Phase.GRAPH_CAPTURE,
+    Phase.WARMUP,
+    Phase.READY,
+    Phase.REQUEST,
+    Phase.SHUTDOWN,
+)
+"""Graphs are compiled after the KV cache exists: its shape is part of every program."""
+
+
+def _fails(failure_class: str, phase: Phase | None = None, tier: Tier = Tier.ROOT, *, soft: bool = False) -> Failure:
+    return Failure(failure_class=failure_class, phase=phase, tier=tier, soft=soft)
+
+
+BOOT: Final = (
+    Row(pattern=r"Platform plugin neuron is activated", phase=Phase.ARGUMENT, scope="api"),
+    Row(pattern=r"neuron -> vllm_neuron", phase=Phase.ARGUMENT, scope="api"),
+    Row(
+        pattern=r"Initialized NeuronWorker with rank {rank:count}\b",
+        phase=Phase.WORKER_INIT,
+        scope="rank",
+        releases="0.21+",
+    ),
+    Row(pattern=r"CCOM bootstrap rendezvous: ", phase=Phase.WORKER_INIT, scope="rank", releases="0.21+"),
+    Row(pattern=r"Loading model on NeuronWorker", phase=Phase.WEIGHTS_LOAD, scope="rank", releases="0.21+"),
+    Row(
+        pattern=r"Neuron HBM: {hbm_total_used_bytes:gib} used, {free_bytes:gib} free",
+        phase=Phase.WEIGHTS_LOAD,
+        then=Phase.KV_CHECK,
+        scope="rank",
+        releases="0.21, 0.24",
+    ),
+    Row(
+        pattern=r"Host memory: {host_mem_available_bytes:gib} available",
+        phase=Phase.PROFILE,
+        scope="rank",
+        releases="0.21, 0.24; CPU mode",
+    ),
+    Row(
+        pattern=r"KV cache heuristic: ",
+        phase=Phase.KV_CHECK,
+        scope="rank",
+        releases="0.21, 0.24 DEBUG; fork",
+        parts=(
+            r"user_budget={user_budget_bytes:gib}",
+            r"\bcap={kv_cap_bytes:gib}",
+            r"total_hbm={total_bytes:gib}",
+            r"total_budget={requested_bytes:gib}",
+            r"bytes_used={weights_bytes:gib}",
+            r"effective={effective_kv_bytes:gib}",
+        ),
+    ),
+    Row(
+        pattern=r"KV cache memory: {total_bytes:gib} total \S+ ",
+        phase=Phase.KV_CHECK,
+        scope="rank",
+        releases="0.21, 0.24 DEBUG",
+        parts=(
+            r"{weights_bytes:gib} used = ",
+            r"{user_budget_bytes:gib} user budget",
+            r"{available_kv_bytes:gib} available",
+        ),
+    ),
+    Row(
+        pattern=r"CPU mode KV cache memory: ",
+        phase=Phase.KV_CHECK,
+        scope="rank",
+        releases="0.21, 0.24; CPU mode",
+        parts=(r"{requested_bytes:gib} total budget", r"{available_kv_bytes:gib} available"),
+    ),
+    Row(pattern=r"KV cache need: {kv_needed_bytes:gib} for ", phase=Phase.KV_CHECK, scope="rank", releases="fork"),
+    Row(
+        pattern=r"KV cache budget in \S+ mode: ",
+        phase=Phase.KV_CHECK,
+        scope="rank",
+        releases="fork",
+        parts=(
+            r"need={kv_needed_bytes:gib}",
+            r"heuristic={effective_kv_bytes:gib}",
+            r"available={available_kv_bytes:gib}",
+        ),
+    ),
+    Row(
+        pattern=r"(?i)\bheadroom\b\W*(?:is|of|=|:)?\W*{reserved_headroom_bytes:gib}",
+        needle="headroom",
+        phase=Phase.KV_CHECK,
+        scope="rank",
+        releases="2.33, wording unknown",
+        parts=(
+            r"(?i)\b(?:logical[- ]core )?HBM(?: per logical core| share| total)?\W*(?:is|of|=|:)?\W*{total_bytes:gib}",
+            r"(?i)\b(?:model )?weights?\W*(?:is|of|=|:)?\W*{weights_bytes:gib}",
+            r"(?i)\b(?:KV(?: cache)? budget|available KV(?: cache)?(?: memory)?)\W*(?:is|of|=|:)?\W*{available_kv_bytes:gib}",
+        ),
+    ),
+    Row(
+        pattern=r"Initializing KV cache from config \(NeuronWorker\)",
+        phase=Phase.KV_ALLOC,
+        scope="rank",
+        releases="DEBUG",
+    ),
+    Row(
+        pattern=r"Extracting (?:graphs for )?\d+ (?:prefill buckets|decode compile targets)",
+        needle="Extracting ",
+        phase=Phase.COMPILE,
+        scope="rank",
+        releases="0.21+",
+    ),
+    Row(
+        pattern=r"waiting for all ranks to finish (?:graph extraction|compilation)",
+        needle="waiting for all ranks to finish",
+        phase=Phase.COMPILE,
+        scope="rank",
+        releases="0.21+",
+    ),
+    Row(pattern=r"Compiled HLO [0-9a-f]{8,} in ", phase=Phase.COMPILE, scope="rank", releases="0.21+"),
+    Row(pattern=r"^Compiling\.\.\.", needle="Compiling...", phase=Phase.COMPILE, scope="rank", known=False),
+    Row(
+        pattern=r"Compilation complete in ", phase=Phase.COMPILE, then=Phase.MODEL_LOAD, scope="rank", releases="0.21+"
+    ),
+    Row(
+        pattern=r"Warming up model for \d+ num_batched_tokens_buckets",
+        phase=Phase.MODEL_LOAD,
+        scope="rank",
+        releases="0.21+",
+    ),
+    Row(
+        pattern=r"\[\d+/\d+\] Warming up ",
+        needle="] Warming up ",
+        phase=Phase.MODEL_LOAD,
+        scope="rank",
+        releases="0.21+",
+    ),
+    Row(
+        pattern=r"(?:Successfully warmed|Warmed) up (?:for prefill|decode)",
+        needle="armed up ",
+        phase=Phase.MODEL_LOAD,
+        scope="rank",
+        releases="0.21+",
+    ),
+    Row(pattern=r"Model warmup completed", phase=Phase.WARMUP, scope="rank", releases="0.21+"),
+)
+
+COMPILER: Final = (
+    Row(
+        pattern=r"NCC_EOOM00[12]\b|Maximum peak HBM usage of ",
+        needle="Maximum peak HBM usage of ",
+        failure=_fails("compile_hbm_exceeded", Phase.COMPILE),
+        scope="rank",
+        wraps=True,
+        parts=(
+            r"\[{code:word}\] Maximum peak",
+            r"Maximum peak HBM usage of {peak_hbm_bytes:size}",
+            r"exceeds HBM limit of {hbm_limit_bytes:size}",
+            r"HBM limit of \S+?[KMG]?B for {arch:word}\.",
+            r"{constants_bytes:size}(?: of)? model constants",
+            r"{io_tensors_bytes:size}(?: of)? I/O tensors",
+            r"{scratchpad_bytes:size}(?: of)? internal \(scratchpad\)",
+            r"{dma_ring_bytes:size}(?: of)? DMA ring I/O",
+        ),
+    ),
+    Row(
+        pattern=r"{code:word}\b.*exceeds HBM limit",
+        needle="NCC_EVRF009",
+        scope="rank",
+        failure=_fails("compile_hbm_exceeded", Phase.COMPILE),
+    ),
+    Row(
+        pattern=r"\b(?P<any>NCC_EVRF009)\b",
+        needle="NCC_EVRF009",
+        scope="rank",
+        failure=_fails("compile_hbm_exceeded", Phase.COMPILE),
+        parts=(r"\[?{code:word}\]?(?=[\s:\]])",),
+    ),
+    Row(
+        pattern=r"\bNCC_(?!EOOM|EVRF009)[A-Z]+[0-9]+\b",
+        needle="NCC_",
+        scope="rank",
+        failure=_fails("compile_failed", Phase.COMPILE),
+        parts=(r"\b(?=NCC_){code:word}(?=[\s:,\]\)]|$)",),
+    ),
+    Row(
+        pattern=r"neuronx-cc compilation failed with {status:signed_count}",
+        needle="neuronx-cc compilation failed with",
+        scope="rank",
+        failure=_fails("compile_failed", Phase.COMPILE, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"\[F137\]|\bF137\b|neuronx-cc was forcibly killed|forcibly killed - This most commonly occurs",
+        needle="F137",
+        scope="rank",
+        failure=_fails("host_oom_killed", Phase.COMPILE),
+    ),
+    Row(pattern=r"forcibly killed", scope="rank", failure=_fails("host_oom_killed", Phase.COMPILE)),
+    Row(
+        pattern=r"Operation timed out!|gloo/transport/tcp/pair\.cc\S* .*Connection closed by peer",
+        needle="Operation timed out!",
+        scope="rank",
+        failure=_fails("compile_desync", None, Tier.KILLED),
+        known=False,
+    ),
+    Row(
+        pattern=r"Connection closed by peer",
+        scope="rank",
+        known=False,
+        failure=_fails("compile_desync", None, Tier.KILLED),
+    ),
+)
+
+RUNTIME: Final = (
+    Row(
+        pattern=r"\bFailed to alloc(?:ate)? DEVICE memory",
+        needle="DEVICE memory",
+        scope="rank",
+        failure=_fails("hbm_oom"),
+        parts=(
+            r"DEVICE memory: {tried_alloc_bytes:bytes}\b",
+            r"DEVICE memory \({tried_alloc_bytes:bytes} bytes\)",
+            r"\bret[= ]+{ret:signed_count}",
+        ),
+    ),
+    Row(
+        pattern=r"Failed to allocate {tried_alloc_rounded_bytes:size} \(",
+        needle="Failed to allocate ",
+        scope="rank",
+        failure=_fails("hbm_load_oom"),
+        wraps=True,
+        parts=(
+            r"alignment: (?!none|n/a){alloc_alignment_bytes:size}",
+            r"usage: {alloc_usage:text}\)",
+            r"on ND {nd:count}:",
+            r"on ND \d+:NC {nc:count}\b",
+        ),
+    ),
+    Row(
+        pattern=r"nrt_tensor_allocate\b.*(?:Failed to allocate|status=4)",
+        needle="nrt_tensor_allocate",
+        scope="rank",
+        failure=_fails("hbm_oom"),
+        parts=(r"status={status:count}",),
+    ),
+    Row(
+        pattern=r"tensor_allocate\s+Failed to allocate {tried_alloc_bytes:bytes} bytes on DEVICE",
+        needle="bytes on DEVICE",
+        scope="rank",
+        failure=_fails("hbm_oom"),
+    ),
+    Row(
+        pattern=r"Failed to load collectives for model|nrt_load_collectives.*status=4",
+        needle="ollectives",
+        scope="rank",
+        failure=_fails("runtime_hbm_oom", Phase.MODEL_LOAD),
+        parts=(r"status={status:count}",),
+    ),
+    Row(
+        pattern=r"status={status:count}\s+message=\"?Allocation Failure",
+        needle="Allocation Failure",
+        scope="rank",
+        failure=_fails("hbm_load_oom", None, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"NRT_RESOURCE in nrt_load_util",
+        needle="nrt_load_util",
+        scope="rank",
+        failure=_fails("nrt_resource", Phase.MODEL_LOAD, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"Failed to load NN: .*err: {err:count}",
+        needle="Failed to load NN",
+        phase=Phase.MODEL_LOAD,
+        scope="rank",
+    ),
+    Row(pattern=r"Failed to stage graph to NeuronCore", phase=Phase.MODEL_LOAD, scope="rank"),
+    Row(
+        pattern=r"device_resource_va failed \(ret={ret:signed_count}\)",
+        needle="device_resource_va failed",
+        scope="rank",
+        failure=_fails("device_resource_exhausted", Phase.MODEL_LOAD),
+    ),
+    Row(
+        pattern=r"Mismatch detected between Runtime configuration and NEFF",
+        scope="rank",
+        failure=_fails("lnc_mismatch", Phase.MODEL_LOAD),
+    ),
+    Row(
+        pattern=r"device profiling is enabled, which requires {profiler_bytes:size}",
+        scope="rank",
+        failure=_fails("profiler_reserve", Phase.MODEL_LOAD),
+    ),
+    Row(
+        pattern=r"^\W*total:\s*{hbm_total_used_bytes:size}", needle="total: ", scope="rank", known=False, follows="hbm"
+    ),
+    Row(
+        pattern=r"^\W*model code:\s*{hbm_model_code_bytes:size}",
+        needle="model code: ",
+        scope="rank",
+        known=False,
+        follows="hbm",
+    ),
+    Row(
+        pattern=r"^\W*(?:model )?constants:\s*{hbm_constants_bytes:size}",
+        needle="constants: ",
+        scope="rank",
+        known=False,
+        follows="hbm",
+    ),
+    Row(
+        pattern=r"^\W*tensors:\s*{hbm_tensors_bytes:size}", needle="tensors: ", scope="rank", known=False, follows="hbm"
+    ),
+    Row(
+        pattern=r"^\W*shared scratchpad:\s*{hbm_shared_scratchpad_bytes:size}",
+        needle="shared scratchpad: ",
+        scope="rank",
+        known=False,
+        follows="hbm",
+    ),
+    Row(
+        pattern=r"^\W*runtime:\s*{hbm_runtime_bytes:size}", needle="runtime: ", scope="rank", known=False, follows="hbm"
+    ),
+    Row(
+        pattern=r"^\W*dma rings:\s*{hbm_dma_rings_bytes:size}",
+        needle="dma rings: ",
+        scope="rank",
+        known=False,
+        follows="hbm",
+    ),
+    Row(
+        pattern=r"^\W*collectives:\s*{hbm_collectives_bytes:size}",
+        needle="collectives: ",
+        scope="rank",
+        known=False,
+        follows="hbm",
+    ),
+)
+
+REFUSED: Final = (
+    Row(
+        pattern=r"Computed KV cache budget is below minimum threshold",
+        scope="rank",
+        wraps=True,
+        failure=_fails("min_kv_budget", Phase.KV_CHECK),
+        parts=(r"effective={effective_kv_bytes:gib}", r"minimum={min_kv_bytes:gib}"),
+    ),
+    Row(
+        pattern=r"(?i)KV (?:cache )?budget .*below .*(?:minimum|VLLM_NEURON_MIN_KV_BUDGET_GIB)",
+        needle="udget",
+        scope="rank",
+        wraps=True,
+        failure=_fails("min_kv_budget", Phase.KV_CHECK),
+        releases="2.33, wording unknown",
+        parts=(r"(?i)effective\W{1,3}{effective_kv_bytes:gib}", r"(?i)minimum\W{1,3}{min_kv_bytes:gib}"),
+    ),
+    Row(
+        pattern=r"does not fit the memory budget in \S+ mode",
+        scope="rank",
+        failure=_fails("kv_check_short", Phase.KV_CHECK),
+        releases="fork",
+    ),
+    Row(
+        pattern=r"VLLM_NEURON_\w+ must be (?:in|a) ",
+        needle="VLLM_NEURON_",
+        scope="rank",
+        failure=_fails("argument_rejected", Phase.KV_CHECK),
+    ),
+    Row(pattern=r"unusable memory stats: used=", scope="rank", failure=_fails("device_stats_unusable", Phase.PROFILE)),
+    Row(
+        pattern=r"Non-positive host available memory detected|Host memory fair-share per worker is non-positive",
+        needle="ositive",
+        scope="rank",
+        failure=_fails("host_memory_short", Phase.PROFILE),
+    ),
+    Row(
+        pattern=r"Neuron ?Core\(?s\)? ?not available - Requested:|Logical Neuron Core\(s\) not available",
+        needle="not available",
+        scope="rank",
+        failure=_fails("devices_busy", Phase.WORKER_INIT),
+    ),
+    Row(
+        pattern=r"The PyTorch Neuron Runtime could not be initialized",
+        scope="rank",
+        failure=_fails("devices_busy", Phase.WORKER_INIT, Tier.KILLED),
+    ),
+    Row(pattern=r"No Neuron devices found", scope="api", failure=_fails("device_missing", Phase.ARGUMENT)),
+    Row(
+        pattern=r"NEURON_RT_VISIBLE_CORES cannot be used with",
+        scope="rank",
+        failure=_fails("argument_rejected", Phase.WORKER_INIT),
+    ),
+    Row(
+        pattern=r"VLLM_NEURON_CPU_MODE and VLLM_NEURON_CPU_COMPILE are not compatible",
+        scope="rank",
+        failure=_fails("argument_rejected", Phase.ARGUMENT),
+    ),
+    Row(pattern=r"No EFA device found", scope="rank", failure=_fails("device_missing", Phase.WORKER_INIT, soft=True)),
+    Row(
+        pattern=r"tdrv_init_wait_ncs_ready\s+Failed to reset nd",
+        needle="tdrv_init_wait_ncs_ready",
+        scope="rank",
+        failure=_fails("device_fault"),
+    ),
+    Row(
+        pattern=r"\bNRT_EXEC_HW_ERR\b|NERR_\w*HW|status=120[0-6]\b",
+        needle="status=120",
+        scope="rank",
+        failure=_fails("device_fault"),
+    ),
+)
+
+TABLE: Final = Table(family="neuron", rows=(*BOOT, *COMPILER, *RUNTIME, *REFUSED), order=ORDER)

@@ -1,0 +1,356 @@
+"""Mainline vLLM, 0.5 to 0.33: how a boot refuses, dies, or dies later."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pytest_kvbudget.ledger.grammar.model import Failure, Row, Table, Tier
+from pytest_kvbudget.verdict import Phase, Provenance
+
+_C = Provenance.CONFIGURED
+
+
+def _fails(failure_class: str, phase: Phase | None = None, tier: Tier = Tier.ROOT, *, soft: bool = False) -> Failure:
+    return Failure(failure_class=failure_class, phase=phase, tier=tier, soft=soft)
+
+
+ARGUMENT: Final = (
+    Row(
+        pattern=r"(?:vllm|api_server\.py|python\S*|serve): error: ",
+        needle=": error: ",
+        scope="api",
+        failure=_fails("argument_rejected", Phase.ARGUMENT),
+    ),
+    Row(pattern=r"error: unrecognized arguments: ", scope="api", failure=_fails("argument_rejected", Phase.ARGUMENT)),
+    Row(
+        pattern=r"error: argument \S+: ", scope="api", failure=_fails("argument_rejected", Phase.ARGUMENT), known=False
+    ),
+    Row(
+        pattern=r"error: the following arguments are required: ",
+        scope="api",
+        known=False,
+        failure=_fails("argument_rejected", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"User-specified max_model_len \({max_model_len:count}\) is greater than the derived max_model_len",
+        scope="api",
+        failure=_fails("argument_rejected", Phase.ARGUMENT),
+        provenance=_C,
+        parts=(r"max_position_embeddings={native_max_model_len:count}",),
+    ),
+    Row(
+        pattern=r"validation errors? for \S+(?:Config|Args|EngineArgs)\b",
+        needle="validation error",
+        scope="api",
+        failure=_fails("argument_rejected", Phase.ARGUMENT, Tier.DEATH),
+        known=False,
+    ),
+    Row(
+        pattern=r"Input should be (?:less|greater) than (?:or equal to )?\S+",
+        needle="Input should be ",
+        scope="api",
+        failure=_fails("argument_rejected", Phase.ARGUMENT),
+        known=False,
+    ),
+    Row(
+        pattern=r"Value error, ",
+        scope="api",
+        failure=_fails("argument_rejected", Phase.ARGUMENT, Tier.KILLED),
+        known=False,
+    ),
+    Row(
+        pattern=r"tensor parallel size \d+ must be greater than total num kv heads \d+ when enable decode context parallel",
+        needle="must be greater than total num kv heads",
+        scope="api",
+        releases="0.12 - 0.26",
+        failure=_fails("parallelism_refused", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"greater than the model's total number of KV heads \(",
+        scope="api",
+        releases="0.27+",
+        failure=_fails("parallelism_refused", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"(?:must be|is not) divisible by (?:tensor parallel size|.*tensor_parallel_size|the number of)",
+        needle="divisible by ",
+        scope="api",
+        failure=_fails("parallelism_refused", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"World size \(\d+\) is larger than the number of available GPUs",
+        needle="is larger than the number of",
+        scope="api",
+        failure=_fails("parallelism_refused", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"Can't load the (?:configuration|config|tokenizer|model) (?:of|for) ",
+        needle="Can't load ",
+        scope="api",
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+        known=False,
+    ),
+    Row(
+        pattern=r"is not a local folder and is not a valid model identifier",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"Repo id must (?:be|use)",
+        needle="Repo id must ",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"Repository Not Found for url",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"Cannot access gated repo", scope="api", known=False, failure=_fails("model_not_found", Phase.ARGUMENT)
+    ),
+    Row(
+        pattern=r"Invalid repository ID or local directory specified",
+        scope="api",
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"couldn't connect to 'https://huggingface\.co' to load",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(pattern=r"Cannot find any model weights with ", failure=_fails("model_not_found", Phase.WEIGHTS_LOAD)),
+    Row(
+        pattern=r"(?:Model architectures? \[[^\]]*\] (?:are|is) not supported|not supported for now\. Supported arch)",
+        needle="not supported",
+        scope="api",
+        failure=_fails("argument_rejected", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"[Aa]ddress already in use",
+        needle="ddress already in use",
+        scope="api",
+        failure=_fails("port_in_use"),
+        known=False,
+    ),
+    Row(
+        pattern=r"(?:vllm|vllm serve): (?:command )?not found",
+        needle="not found",
+        scope="api",
+        failure=_fails("command_not_found", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"No module named '?vllm",
+        needle="No module named",
+        scope="api",
+        failure=_fails("install_broken", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"operator \S+ does not exist",
+        needle="does not exist",
+        known=False,
+        failure=_fails("install_broken", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"(?:ModuleNotFoundError: No module named|PackageNotFoundError: |ImportError: cannot import name)",
+        needle="Error: ",
+        known=False,
+        failure=_fails("install_broken", Phase.ARGUMENT, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"ImportError: \S+\.so\S*: (?:undefined symbol|cannot open shared object)",
+        needle="ImportError: ",
+        known=False,
+        failure=_fails("install_broken", Phase.ARGUMENT),
+    ),
+)
+
+WORKERS: Final = (
+    Row(
+        pattern=r"Free memory on device (?:(?P<kind>cuda|hip|xpu|musa):{device:count} )?"
+        r"\({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less than",
+        scope="rank",
+        failure=_fails("startup_free", Phase.WORKER_INIT),
+        wraps=True,
+        releases="0.9+; device named from 0.14",
+        parts=(
+            r"utilization \({gpu_memory_utilization:fraction}, {requested_bytes:gib}\)",
+            r"excluding external process's weights \({requested_bytes:gib}\)",
+        ),
+    ),
+    Row(
+        pattern=r"Failed to load model - not enough GPU memory",
+        scope="rank",
+        releases="0.13+",
+        failure=_fails("weights_oom", Phase.WEIGHTS_LOAD, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"Worker proc \S+ died unexpectedly \(exit code: -9\)",
+        needle="exit code: -9",
+        releases="0.26+",
+        failure=_fails("host_oom_killed", None, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"Worker \S+ pid \d+ died, exit code: -9",
+        needle="exit code: -9",
+        releases="V0",
+        failure=_fails("host_oom_killed", None, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"Worker proc \S+ died unexpectedly",
+        needle="died unexpectedly",
+        releases="0.8.5+",
+        failure=_fails("engine_killed", None, Tier.DEATH),
+    ),
+    Row(
+        pattern=r"Worker \S+ pid \d+ died, exit code",
+        needle="died, exit code",
+        releases="V0",
+        failure=_fails("engine_killed", None, Tier.DEATH),
+    ),
+    Row(
+        pattern=r"Engine core proc(?:ess)? \S+ died unexpectedly",
+        needle="died unexpectedly",
+        releases="0.10.2+",
+        failure=_fails("engine_killed", None, Tier.DEATH),
+    ),
+    Row(pattern=r"engine core exited unexpectedly", failure=_fails("engine_killed", None, Tier.DEATH), releases="0.32"),
+    Row(
+        pattern=r"Error in memory profiling\.",
+        scope="rank",
+        failure=_fails("profile_disturbed", Phase.PROFILE),
+        releases="0.6.6+",
+        wraps=True,
+        parts=(
+            r"Initial free memory {free_bytes:size}(?:,|\.(?!\d))",
+            r"current free memory {current_free_bytes:size}(?:,|\.(?!\d))",
+            r"Initial free memory {free_bytes:bytes}(?:,|\.(?!\d))",
+            r"current free memory {current_free_bytes:bytes}(?:,|\.(?!\d))",
+        ),
+    ),
+)
+
+KV: Final = (
+    Row(pattern=r"No available memory for the cache blocks", failure=_fails("kv_budget_nonpositive", Phase.KV_CHECK)),
+    Row(
+        pattern=r"The model's max seq len \({max_model_len:count}\) is larger than the maximum number of tokens",
+        failure=_fails("kv_check_short", Phase.KV_CHECK),
+        releases="V0",
+        wraps=True,
+        parts=(r"stored in KV cache \({kv_tokens:count}\)",),
+    ),
+    Row(
+        pattern=r"To serve at least one request with the model",
+        failure=_fails("kv_check_short", Phase.KV_CHECK),
+        releases="0.7.3+",
+        wraps=True,
+        parts=(
+            r"max seq len \({max_model_len:count}\)",
+            r"{kv_needed_bytes:gib} KV cache is needed",
+            r"available KV cache memory \({available_kv_bytes:gib}\)",
+            r"estimated maximum model length is {estimated_max_model_len:count}\b",
+        ),
+    ),
+    Row(
+        pattern=r"Cannot auto-fit max_model_len",
+        failure=_fails("kv_check_short", Phase.KV_CHECK),
+        releases="0.14+",
+        flags=("auto_fit",),
+        wraps=True,
+        parts=(r"available (?:KV cache )?memory \({available_kv_bytes:gib}\)", r"\({available_kv_bytes:gib} available"),
+    ),
+    Row(
+        pattern=r"max_num_seqs \({max_num_seqs:count}\) exceeds available Mamba cache blocks \({state_blocks:count}\)",
+        failure=_fails("max_num_seqs_exceeds_state", Phase.KV_CHECK, soft=True),
+        releases="0.18+; only a warning <= 0.19",
+        wraps=True,
+    ),
+    Row(
+        pattern=r"The worker already uses {consumed_bytes:gib}",
+        releases="0.28+, CPU",
+        scope="rank",
+        failure=_fails("kv_budget_nonpositive", Phase.KV_CHECK),
+    ),
+    Row(
+        pattern=r"Available memory on node \d+ \({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on kv cache allocation "
+        r"is less than",
+        releases="0.28+, CPU",
+        scope="rank",
+        wraps=True,
+        failure=_fails("kv_alloc_oom", Phase.KV_ALLOC),
+        parts=(r"requested memory for kv \({tried_alloc_bytes:gib}\)",),
+    ),
+    Row(
+        pattern=r"Available memory on node \d+ \({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less than",
+        releases="0.28+, CPU",
+        scope="rank",
+        failure=_fails("startup_free", Phase.WORKER_INIT),
+    ),
+)
+
+LATE: Final = (
+    Row(
+        pattern=r"out of memory occurred when warming up (?:sampler|pooler)",
+        scope="rank",
+        needle="out of memory occurred when warming up",
+        failure=_fails("warmup_oom", Phase.WARMUP),
+        wraps=True,
+        parts=(r"with {max_num_seqs:count} dummy requests",),
+    ),
+    Row(
+        pattern=r"Workspace is locked but allocation from",
+        scope="rank",
+        releases="0.13+",
+        wraps=True,
+        failure=_fails("workspace_locked", Phase.REQUEST),
+        parts=(
+            r"requires {workspace_required_bytes:mib}",
+            r"current size is {workspace_current_bytes:mib}",
+        ),
+    ),
+    Row(pattern=r"arange's range must be a power of 2", scope="rank", failure=_fails("kernel_fault")),
+    Row(
+        pattern=r"(?:CUDA|HIP) error: (?:an illegal memory access|misaligned address|invalid device function|"
+        r"unspecified launch failure|no kernel image|device-side assert)",
+        needle=" error: ",
+        scope="rank",
+        known=False,
+        failure=_fails("kernel_fault"),
+    ),
+    Row(pattern=r"Memory access fault by GPU node-", scope="rank", failure=_fails("kernel_fault"), known=False),
+    Row(pattern=r"Timed out waiting for engine", failure=_fails("ready_timeout", None, Tier.KILLED)),
+    Row(
+        pattern=r"did not start within|VLLM_ENGINE_READY_TIMEOUT_S",
+        needle="VLLM_ENGINE_READY_TIMEOUT_S",
+        failure=_fails("ready_timeout", None, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"^KeyboardInterrupt: terminated",
+        needle="KeyboardInterrupt",
+        known=False,
+        failure=_fails("engine_killed", None, Tier.KILLED),
+    ),
+)
+
+_WRAPPER = Failure(failure_class="engine_exception", tier=Tier.WRAPPER)
+
+WRAPPERS: Final = tuple(
+    Row(pattern=pattern, needle=needle, failure=_WRAPPER)
+    for pattern, needle in (
+        (r"WorkerProc failed to start\.", ""),
+        (r"WorkerProc initialization failed due to an exception", ""),
+        (r"WorkerProc hit an exception\.", ""),
+        (r"EngineCore failed to start\.", ""),
+        (r"Engine core initialization failed\.", ""),
+        (r"Engine process failed to start", ""),
+        (r"EngineCore encountered a fatal error", ""),
+        (r"EngineDeadError", ""),
+        (r"Background loop has errored already", ""),
+    )
+)
+
+TABLE: Final = Table(family="vllm", rows=(*ARGUMENT, *WORKERS, *KV, *LATE, *WRAPPERS))

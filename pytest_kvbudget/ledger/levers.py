@@ -1,0 +1,276 @@
+"""What moves a cause, which way, and what does not: the answers of an expert, per failure class."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pytest_kvbudget.ledger.model import Direction, Effect, Lever
+from pytest_kvbudget.verdict import Phase
+
+
+def _lever(name: str, direction: Direction, effect: Effect, why: str = "") -> Lever:
+    return Lever(name, direction, effect, why)
+
+
+_UTIL_DOWN = _lever("gpu_memory_utilization", "lower", "helps", "leaves more of the card outside the KV cache")
+_UTIL_UP = _lever("gpu_memory_utilization", "raise", "helps", "a larger share of the card goes to the KV cache")
+_LEN_DOWN = _lever("max_model_len", "lower", "helps", "one request then needs less KV cache")
+_LEN_USELESS = _lever("max_model_len", "lower", "useless", "the pool takes what is left, whatever the window is")
+
+_LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
+    "argument_rejected": (
+        _lever("argument", "none", "helps", "correct or drop what the message names, or use an image that knows it"),
+        _lever("gpu_memory_utilization", "lower", "useless", "no memory was touched"),
+    ),
+    "command_not_found": (
+        _lever("command", "none", "helps", "name the engine's executable, or activate its environment"),
+    ),
+    "install_broken": (_lever("installation", "none", "helps", "repair the packages that the message names"),),
+    "model_not_found": (
+        _lever("model", "none", "helps", "a folder that exists here, or a repository that can be reached"),
+    ),
+    "plan_refused": (
+        _lever("model", "none", "helps", "another image or model: the planner does not guess"),
+        _lever("max_model_len", "lower", "useless", "the plan was refused before sizes mattered"),
+    ),
+    "parallelism_refused": (
+        _lever("tensor_parallel_size", "raise", "helps", "more ranks than KV heads, or a divisor of the heads"),
+        _lever("decode_context_parallel_size", "lower", "helps", "1 switches it off"),
+    ),
+    "port_in_use": (_lever("port", "none", "helps", "another port, or end what listens there"),),
+    "startup_free_below_request": (
+        _lever("gpu_memory_utilization", "lower", "helps", "at most free / total, rounded down"),
+        _lever("device memory", "clean", "helps", "what other processes hold counts against the share"),
+        _lever("max_model_len", "lower", "useless", "refused before anything is sized"),
+        _lever("kv_cache_memory_bytes", "lower", "useless", "refused before anything is sized"),
+        _lever("enforce_eager", "none", "useless", "refused before anything is sized"),
+    ),
+    "foreign_process_memory": (
+        _lever("device memory", "clean", "helps", "find and end what holds it, then boot the same shape again"),
+        _lever("gpu_memory_utilization", "lower", "useless", "fits around a stranger, and proves nothing of the shape"),
+        _lever("max_model_len", "lower", "useless", "refused before anything is sized"),
+    ),
+    "devices_busy": (
+        _lever(
+            "devices", "clean", "helps", "workers of an earlier try still hold them; then boot the same shape again"
+        ),
+        _lever("gpu_memory_utilization", "lower", "useless", "no memory was asked for yet"),
+    ),
+    "host_memory_limit": (
+        _lever("LimitMEMLOCK", "raise", "helps", "infinity in the unit, or ulimit -l"),
+        _lever("LimitNOFILE", "raise", "helps", "leaked descriptors read as out of memory on some releases"),
+        _lever("gpu_memory_utilization", "lower", "useless", "host memory is missing, not the card's"),
+    ),
+    "host_oom_killed": (
+        _lever("host memory", "raise", "helps", "more RAM or swap, fewer loaders or compilers at once"),
+        _lever("gpu_memory_utilization", "lower", "useless", "host memory ran out, not the card's"),
+        _lever("max_model_len", "lower", "useless", "host memory ran out, not the card's"),
+    ),
+    "host_memory_short": (
+        _lever("host memory", "raise", "helps", "more RAM, or less offloaded to it"),
+        _lever("gpu_memory_utilization", "lower", "useless", "host memory is missing, not the card's"),
+    ),
+    "weights_oom": (
+        _lever("tensor_parallel_size", "raise", "helps", "each rank then holds less of the model"),
+        _lever("quantization", "none", "helps", "smaller weights"),
+        _lever("cpu_offload_gb", "raise", "helps", "weights move to the host"),
+        _lever("max_model_len", "lower", "useless", "no KV cache exists yet"),
+        _lever("kv_cache_memory_bytes", "lower", "useless", "no KV cache exists yet"),
+    ),
+    "profile_oom": (
+        _lever("max_num_batched_tokens", "lower", "helps", "the profile run's activations scale with it"),
+        _lever("max_num_seqs", "lower", "helps", "the sampler's buffers scale with it"),
+        _lever("max_model_len", "lower", "useless", "the profile run is not as long as the window"),
+    ),
+    "profile_disturbed": (
+        _lever("device memory", "clean", "helps", "wait until it is stable, then boot the same shape again"),
+        _lever("gpu_memory_utilization", "lower", "useless", "this says nothing about the shape"),
+    ),
+    "kv_budget_nonpositive": (
+        _UTIL_UP,
+        _lever("max_num_batched_tokens", "lower", "helps", "less activation, more for the KV cache"),
+        _lever("cudagraph_capture_sizes", "lower", "helps", "the graph estimate is charged before the KV cache"),
+        _LEN_USELESS,
+    ),
+    "kv_check_short": (
+        _LEN_DOWN,
+        _UTIL_UP,
+        _lever("kv_cache_memory_bytes", "raise", "helps", "where the pool is pinned, it is the pool"),
+        _lever("kv_cache_dtype", "none", "helps", "fp8 halves the bytes per token"),
+        _lever("max_num_seqs", "lower", "useless", "the check is about one request"),
+    ),
+    "kv_reserve_underpriced": (
+        _lever("kv_cache_memory_bytes", "raise", "helps", "a pinned pool is not capped at the plan's reserve"),
+        _lever("registry B/token", "raise", "helps", "the price in the image is too low for this model"),
+        _lever(
+            "max_model_len", "lower", "useless", "the reserve shrinks with the window: need and pool keep their ratio"
+        ),
+        _lever("enforce_eager", "none", "useless", "what graphs free goes to the expert cache"),
+        _lever("gpu_memory_utilization", "raise", "useless", "what it frees goes to the expert cache"),
+    ),
+    "min_kv_budget": (
+        _UTIL_UP,
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "lower", "helps", "the headroom is taken from the same share"),
+        _lever("tensor_parallel_size", "raise", "helps", "less weight per core"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "harms", "leaves still less for the KV cache"),
+        _LEN_USELESS,
+    ),
+    "max_num_seqs_exceeds_state": (
+        _lever("max_num_seqs", "lower", "helps", "each sequence needs a state block"),
+        _lever("max_model_len", "lower", "useless", "state does not depend on the window"),
+    ),
+    "kv_alloc_oom": (
+        _lever("kv_cache_memory_bytes", "lower", "helps", "the pool asked for is larger than what is free"),
+        _lever("gpu_memory_utilization", "lower", "helps", "where the pool is not pinned"),
+        _lever("max_model_len", "lower", "useless", "a pinned pool keeps its size"),
+    ),
+    "single_alloc_limit": (
+        _lever("backend", "none", "helps", "another one, or buffers split into smaller ones"),
+        _lever("context size", "lower", "useless", "enough memory was free"),
+        _lever("gpu layers", "lower", "useless", "enough memory was free"),
+    ),
+    "compile_hbm_exceeded": (
+        _lever(
+            "VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "leaves more for the program, less for the KV cache"
+        ),
+        _lever("VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "lower", "helps", "the same in default mode"),
+        _lever("tensor_parallel_size", "raise", "helps", "where weights alone are over the limit"),
+        _lever("gpu_memory_utilization", "raise", "harms", "a larger KV cache makes the program larger"),
+    ),
+    "compile_failed": (
+        _lever("compiler", "none", "helps", "read the compiler's own log"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no memory limit was hit"),
+    ),
+    "compile_desync": (
+        _lever("compile cache", "none", "helps", "start again with the cache that is now warm"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no memory limit was hit"),
+    ),
+    "runtime_hbm_oom": (
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "programs need room beside the KV cache"),
+        _lever("VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "lower", "helps", "the same in default mode"),
+        _lever("tensor_parallel_size", "raise", "helps", "each core then holds less"),
+        _lever("gpu_memory_utilization", "raise", "harms", "a larger KV cache leaves less for programs"),
+    ),
+    "lnc_mismatch": (
+        _lever("NEURON_LOGICAL_NC_CONFIG", "none", "helps", "must be what the program was compiled with"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no memory limit was hit"),
+    ),
+    "profiler_reserve": (_lever("NEURON_RT_INSPECT_DEVICE_PROFILE", "none", "helps", "switch device profiling off"),),
+    "device_resource_exhausted": (
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "events ran out, not memory"),
+    ),
+    "graph_capture_oom": (
+        _UTIL_DOWN,
+        _lever("cudagraph_capture_sizes", "lower", "helps", "fewer graphs take less"),
+        _lever("enforce_eager", "none", "helps", "no graphs at all, at the price of speed"),
+        _lever("kv_cache_memory_bytes", "lower", "helps", "where the pool is pinned"),
+        _lever("gpu_memory_utilization", "raise", "harms", "leaves still less for the capture"),
+        _lever("max_model_len", "lower", "useless", "the pool takes what is left, whatever the window is"),
+    ),
+    "warmup_oom": (
+        _lever("max_num_seqs", "lower", "helps", "the sampler's logits scale with it and the vocabulary"),
+        _UTIL_DOWN,
+        _lever("gpu_memory_utilization", "raise", "harms", "leaves still less for warm-up"),
+        _LEN_USELESS,
+    ),
+    "request_oom": (
+        _UTIL_DOWN,
+        _lever("kv_cache_memory_bytes", "lower", "helps", "where the pool is pinned"),
+        _lever("max_num_batched_tokens", "lower", "helps", "a prefill step's activations scale with it"),
+        _lever("gpu_memory_utilization", "raise", "harms", "leaves still less outside the KV cache"),
+        _LEN_USELESS,
+    ),
+    "workspace_locked": (
+        _lever("VLLM release", "none", "helps", "a defect of the engine: warm-up did not cover a real request"),
+        _lever("max_num_batched_tokens", "lower", "helps", "a request then needs less workspace"),
+        _lever("gpu_memory_utilization", "lower", "useless", "memory was free"),
+        _lever("max_model_len", "lower", "useless", "memory was free"),
+    ),
+    "request_starved": (
+        _lever("kv_cache_memory_bytes", "raise", "helps", "the pool must hold the largest request"),
+        _LEN_DOWN,
+        _lever("max_num_seqs", "lower", "useless", "the first request does not fit alone"),
+    ),
+    "engine_killed": (
+        _lever(
+            "gpu_memory_utilization", "lower", "useless", "nothing says that memory ran out; look in the kernel log"
+        ),
+    ),
+    "ready_timeout": (_lever("VLLM_ENGINE_READY_TIMEOUT_S", "raise", "helps", "if it was still making progress"),),
+    "kernel_fault": (
+        _lever("engine release", "none", "helps", "a fault in a kernel, not a lack of memory"),
+        _lever("max_model_len", "lower", "useless", "memory did not run out"),
+        _lever("gpu_memory_utilization", "lower", "useless", "memory did not run out"),
+    ),
+    "device_missing": (_lever("devices", "none", "helps", "driver, container flags and permissions"),),
+}
+
+_SGLANG: Final[dict[str, tuple[Lever, ...]]] = {
+    name: (
+        _lever("mem_fraction_static", "lower", "helps", "leaves more of the card outside weights and KV cache"),
+        _lever("chunked_prefill_size", "lower", "helps", "a prefill step then needs less"),
+        _lever("mem_fraction_static", "raise", "harms", "leaves still less outside the pool"),
+    )
+    for name in ("request_oom", "graph_capture_oom", "warmup_oom")
+} | {
+    "kv_budget_nonpositive": (_lever("mem_fraction_static", "raise", "helps", "a larger share goes to the KV cache"),),
+}
+
+_LLAMA: Final[dict[str, tuple[Lever, ...]]] = {
+    name: (
+        _lever("ctx_size", "lower", "helps", "the KV cache is allocated for the whole context at once"),
+        _lever("cache_type_k", "none", "helps", "a smaller KV type"),
+        _lever("n_gpu_layers", "lower", "helps", "layers stay on the host"),
+    )
+    for name in ("kv_alloc_oom", "weights_oom", "profile_oom")
+}
+
+_NEURON_REQUEST: Final = (
+    _lever("max_num_seqs", "lower", "helps", "state and scratchpad scale with the batch"),
+    _lever("gpu_memory_utilization", "lower", "helps", "a smaller KV cache leaves room"),
+    _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "room beside the KV cache"),
+    _lever("gpu_memory_utilization", "raise", "harms", "leaves still less beside the KV cache"),
+)
+
+_NEURON_WEIGHTS: Final = (
+    _lever("tensor_parallel_size", "raise", "helps", "each core then holds less of the model"),
+    _lever("quantization", "none", "helps", "smaller weights"),
+    _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no KV cache exists yet"),
+    _lever("scratchpad and DMA rings", "lower", "useless", "weights fill the memory"),
+)
+
+
+_POOL_CLASSES: Final = frozenset(
+    {"kv_check_short", "kv_budget_nonpositive", "kv_alloc_oom", "graph_capture_oom", "warmup_oom", "request_oom"}
+)
+"""Classes in which the utilization matters because it sizes the pool."""
+
+
+def levers_for(failure_class: str, family: str, phase: Phase, *, pinned: bool = False) -> tuple[Lever, ...]:
+    """What moves this cause on this engine, the best first, then what does not and what makes it worse.
+
+    Args:
+        failure_class: a word of the vocabulary.
+        family: engine family, as `BootLedger.family` names it.
+        phase: where the boot ended.
+        pinned: the KV cache's bytes are pinned: then the utilization sizes nothing.
+    """
+    levers = _levers(failure_class, family, phase)
+    if not pinned or failure_class not in _POOL_CLASSES:
+        return levers
+    kept = [lever for lever in levers if lever.name not in {"gpu_memory_utilization", "kv_cache_memory_bytes"}]
+    direction: Direction = "raise" if failure_class in {"kv_check_short", "kv_budget_nonpositive"} else "lower"
+    pool = _lever("kv_cache_memory_bytes", direction, "helps", "the pool is pinned to it")
+    useless = _lever("gpu_memory_utilization", direction, "useless", "pinned KV bytes ignore it")
+    return (pool, *kept, useless)
+
+
+def _levers(failure_class: str, family: str, phase: Phase) -> tuple[Lever, ...]:
+    special = {"sglang": _SGLANG, "llama.cpp": _LLAMA}.get(family, {}).get(failure_class)
+    if special is not None:
+        return special
+    if family == "neuron" and failure_class == "request_oom":
+        return _NEURON_REQUEST
+    if failure_class == "runtime_hbm_oom" and phase in {Phase.WEIGHTS_LOAD, Phase.UNKNOWN}:
+        return _NEURON_WEIGHTS if phase is Phase.WEIGHTS_LOAD else _LEVERS[failure_class]
+    return _LEVERS.get(failure_class, ())

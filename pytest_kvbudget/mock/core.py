@@ -1,0 +1,335 @@
+"""The engine core: boots the ranks phase by phase, then schedules requests on the KV pool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final, NoReturn
+
+import msgspec
+
+from pytest_kvbudget.mock.failures import Failure, log_exception, uncaught
+from pytest_kvbudget.mock.physics import Physics
+from pytest_kvbudget.mock.process import Channel, Log, Message, gib, set_title
+
+from pytest_kvbudget.mock.workers import Executor, ManyProcesses, OneProcess, WorkerDiedError
+
+TOKENS_AT_ONCE: Final = 512
+"""Tokens that a request gets between two looks at other messages when generating takes no time."""
+_CONSERVING: Final = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
+
+
+class Request(msgspec.Struct):
+    """A request in the engine."""
+
+    id: int
+    prompt_tokens: int
+    max_tokens: int
+    blocks: int
+    generated: int = 0
+    started_at: float = 0.0
+
+
+class Core:
+    """One engine core process. ``channel`` leads to the API server, which may die without ending this process."""
+
+    def __init__(self, physics: Physics, cards: list[int], sysfs: str, channel: Channel) -> None:
+        self._physics = physics
+        self._cards = cards
+        self._sysfs = sysfs
+        self._channel = channel
+        self._log = Log("EngineCore")
+        self._executor: Executor | None = None
+        self._blocks = 0
+        self._free_blocks = 0
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._stop = False
+
+    def main(self) -> NoReturn:
+        """The life of the process."""
+        set_title("VLLM::EngineCore")
+        faults = self._physics.spec.faults
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if faults.ignore_sigterm else self._on_sigterm)
+        try:
+            self._boot()
+        except Failure as failure:
+            self._failed("EngineCore failed to start.", failure)
+        except WorkerDiedError as death:
+            self._failed("EngineCore failed to start.", self._executor_failed(death, ("core", "super")))
+        try:
+            self._serve()
+        except Failure as failure:
+            self._failed("EngineCore encountered a fatal error.", failure)
+        except WorkerDiedError as death:
+            fatal = self._executor_failed(death, ("core_loop", "busy_loop", "input"))
+            self._failed("EngineCore encountered a fatal error.", fatal)
+        self._shut_down()
+
+    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        self._log.info("core.py:1454", "[shutdown] EngineCore: trigger received signal=SIGTERM")
+        self._stop = True
+
+    def _executor_failed(self, death: WorkerDiedError, frames: tuple[str, ...]) -> Failure:
+        self._log.error("multiproc_executor.py:315", str(death))
+        return Failure("RuntimeError", "Executor failed.", frames)
+
+    def _failed(self, title: str, failure: Failure) -> NoReturn:
+        log_exception(self._log, "core.py:1510", title, failure, ())
+        if self._executor is not None and self._executor.channels():
+            self._executor.shut_down()
+        uncaught(Failure(failure.kind, failure.text, ("bootstrap", "run", "reraise", *failure.frames), failure.cause),
+                 (), "EngineCore")  # fmt: skip
+        self._channel.send({"type": "failed"})
+        os._exit(1)
+
+    def _phase(self, name: str) -> None:
+        """A phase begins: tell the server, and commit the faults that concern the whole engine."""
+        self._channel.send({"type": "phase"})
+        faults = self._physics.spec.faults
+        for fault, kind in ((faults.die_in, "die"), (faults.exit_zero_in, "vanish")):
+            if fault == name:
+                if self._executor is not None:
+                    self._executor.kill()
+                self._channel.send({"type": kind})
+                os._exit(1)
+
+    def _boot(self) -> None:
+        physics, arguments = self._physics, self._physics.arguments
+        self._log.info("core.py:133", f"Initializing a V1 LLM engine (v0.32.0) with config: {_config(physics)}")
+        if physics.ranks > 1:
+            self._log.info(
+                "multiproc_executor.py:153",
+                "DP group leader: node_rank=0, node_rank_within_dp=0, master_addr=127.0.0.1, mq_connect_ip=127.0.0.1"
+                f" (local), world_size={physics.ranks}, local_world_size={physics.ranks}",
+            )
+            executor: Executor = ManyProcesses(physics, self._cards, self._log, self._sysfs, self._channel)
+        else:
+            executor = OneProcess(physics, self._cards, self._log, self._sysfs)
+        self._executor = executor
+        self._channel.send({"type": "workers", "pids": executor.pids()})
+        self._phase("worker_init")
+        executor.run("start")
+        self._phase("weights_load")
+        executor.run("load")
+        began = time.monotonic()
+        self._phase("compile")
+        executor.run("compile")
+        self._phase("profile")
+        self._size_pool(executor.run("profile"))
+        self._phase("kv_alloc")
+        executor.run("kv_alloc", self._blocks)
+        self._phase("graph_capture")
+        executor.run("capture")
+        self._phase("warmup")
+        executor.run("warm_up")
+        compile_s = 0 if arguments.enforce_eager else physics.spec.seconds.compile
+        compiled = f" (compilation: {compile_s:.2f} s)" if compile_s else ""
+        self._log.info(
+            "core.py:402",
+            f"init engine (profile, create kv cache, warmup model) took {time.monotonic() - began:.2f} s{compiled}",
+        )
+
+    def _size_pool(self, available_bytes: list[int]) -> None:
+        """The KV check of ``kv_cache_utils.get_kv_cache_configs``; the rank with the fewest blocks counts."""
+        physics, frames = self._physics, ("core", "super", "kv_caches", "configs")
+        # one block of the pool is never handed out
+        usable = [available - physics.block_bytes for available in available_bytes]
+        if physics.auto_fit:
+            self._auto_fit(min(usable), frames)
+        for rank_bytes in usable:
+            if rank_bytes <= 0:
+                raise Failure(
+                    "ValueError",
+                    "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing"
+                    " the engine (this flag also controls CPU memory reservation on the CPU backend, despite its name)."
+                    f" {_CONSERVING}",
+                    (*frames, "get_configs", "check"),
+                )
+            need = physics.need_bytes(physics.max_model_len)
+            if need > rank_bytes:
+                estimate = physics.estimated_len(rank_bytes)
+                advice = f"Based on the available memory, the estimated maximum model length is {estimate}. "
+                raise Failure(
+                    "ValueError",
+                    f"To serve at least one request with the model's max seq len ({physics.max_model_len}),"
+                    f" ({gib(need)} GiB KV cache is needed, which is larger than the available KV cache memory"
+                    f" ({gib(rank_bytes)} GiB). {advice if estimate else ''}Try increasing `gpu_memory_utilization`"
+                    " (which also controls CPU memory on the CPU backend) or decreasing `max_model_len` when"
+                    f" initializing the engine. {_CONSERVING}",
+                    (*frames, "get_configs", "check"),
+                )
+        self._blocks = min(available_bytes) // physics.block_bytes
+        self._free_blocks = self._blocks - 1
+        concurrency = self._blocks / physics.blocks_for(physics.max_model_len)
+        self._log.info(
+            "kv_cache_utils.py:2327",
+            f"GPU KV cache size: {int(concurrency * physics.max_model_len):,} tokens, Maximum concurrency for"
+            f" {physics.max_model_len:,} tokens per request: {concurrency:.2f}x",
+        )
+
+    def _auto_fit(self, usable_bytes: int, frames: tuple[str, ...]) -> None:
+        physics = self._physics
+        fitted = physics.estimated_len(usable_bytes)
+        if fitted <= 0:
+            raise Failure(
+                "ValueError",
+                "Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try"
+                " increasing `gpu_memory_utilization`.",
+                (*frames, "auto_fit"),
+            )
+        memory = f"available KV cache memory ({gib(usable_bytes)} GiB GPU)"
+        if fitted >= physics.max_model_len:
+            text = f"full model context length {physics.max_model_len} fits in {memory}"
+        else:
+            text = f"reduced from {physics.max_model_len} to {fitted} to fit in {memory}"
+        self._log.info("kv_cache_utils.py:2477", f"Auto-fit max_model_len: {text}")
+        physics.max_model_len = fitted
+
+    def _serve(self) -> None:
+        """Ready: schedule requests until told to stop. Lives on when the API server is gone, as vLLM's does."""
+        assert self._executor is not None
+        physics = self._physics
+        self._channel.send({
+            "type": "ready",
+            "blocks": self._blocks,
+            "block_tokens": physics.block_tokens,
+            "concurrency": self._blocks / physics.blocks_for(physics.max_model_len),
+            "max_model_len": physics.max_model_len,
+        })  # fmt: skip
+        with selectors.DefaultSelector() as selector, _signals_wake(selector):
+            selector.register(self._channel, selectors.EVENT_READ, "server")
+            for channel in self._executor.channels():
+                selector.register(channel, selectors.EVENT_READ, "worker")
+            while not self._stop:
+                for key, _ in selector.select(self._wait_s()):
+                    if key.data == "wake":
+                        os.read(key.fd, 64)
+                    elif key.data == "worker":
+                        assert isinstance(key.fileobj, Channel)
+                        raise self._executor.lost(key.fileobj)
+                    else:
+                        messages = self._channel.receive()
+                        if messages is None:
+                            selector.unregister(self._channel)
+                        for message in messages or ():
+                            self._handle(message)
+                self._step()
+
+    def _wait_s(self) -> float | None:
+        """Until something is to be generated."""
+        per_token = self._physics.spec.seconds.per_token
+        if not self._running or self._physics.spec.faults.request_hang:
+            return None
+        now = time.monotonic()
+        due = min(request.started_at + (request.generated + 1) * per_token for request in self._running)
+        return max(0.0, due - now)
+
+    def _handle(self, message: Message) -> None:
+        if message["type"] == "add":
+            prompt, answer = message["prompt_tokens"], message["max_tokens"]
+            blocks = self._physics.blocks_for(prompt + answer)
+            self._waiting.append(Request(message["id"], prompt, answer, blocks))
+        elif message["type"] == "abort":
+            for queue in (self._waiting, self._running):
+                for request in [request for request in queue if request.id == message["id"]]:
+                    self._leave(queue, request)
+        self._report()
+
+    def _leave(self, queue: list[Request], request: Request) -> None:
+        queue.remove(request)
+        if queue is self._running:
+            self._free_blocks += request.blocks
+
+    def _step(self) -> None:
+        """Generate what is due, then start what fits, in order of arrival."""
+        assert self._executor is not None
+        for request in () if self._physics.spec.faults.request_hang else tuple(self._running):
+            count = self._due(request)
+            if count:
+                request.generated += count
+                self._channel.send({"type": "tokens", "id": request.id, "count": count})
+            if request.generated >= request.max_tokens:
+                self._leave(self._running, request)
+                self._report()
+                self._channel.send({"type": "finished", "id": request.id})
+        while (
+            self._waiting
+            and self._waiting[0].blocks <= self._free_blocks
+            and len(self._running) < self._physics.arguments.max_num_seqs
+        ):
+            request = self._waiting.pop(0)
+            self._free_blocks -= request.blocks
+            self._running.append(request)
+            self._report()
+            self._prefill(request)
+            request.started_at = time.monotonic()
+
+    def _prefill(self, request: Request) -> None:
+        assert self._executor is not None
+        self._phase("request")
+        self._executor.run("prefill", request.prompt_tokens + request.max_tokens)
+
+    def _due(self, request: Request) -> int:
+        per_token = self._physics.spec.seconds.per_token
+        left = request.max_tokens - request.generated
+        if per_token == 0:
+            return min(left, TOKENS_AT_ONCE)
+        return min(left, int((time.monotonic() - request.started_at) / per_token) - request.generated)
+
+    def _report(self) -> None:
+        usable = self._blocks - 1
+        self._channel.send({
+            "type": "stats",
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "usage": (usable - self._free_blocks) / usable if usable else 0.0,
+        })  # fmt: skip
+
+    def _shut_down(self) -> NoReturn:
+        assert self._executor is not None
+        time.sleep(self._physics.spec.seconds.shutdown)
+        info = self._log.info
+        info("core.py:1635", "[shutdown] EngineCore: start mode=abort timeout=0s")
+        if self._running or self._waiting:
+            count = len(self._running) + len(self._waiting)
+            info("core.py:1642", f"[shutdown] EngineCore: aborting in-flight requests count={count}")
+        info("core.py:1666", "[shutdown] EngineCore: request processing complete; starting resource teardown")
+        info("core.py:1499", "[shutdown] EngineCore: exiting busy loop")
+        if self._executor.channels():
+            self._executor.shut_down()
+        self._channel.close()
+        os._exit(0)
+
+
+@contextlib.contextmanager
+def _signals_wake(selector: selectors.BaseSelector) -> Iterator[None]:
+    """Signals interrupt the selector for good, not only when they arrive inside it."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing)
+    selector.register(reading, selectors.EVENT_READ, "wake")
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+
+
+def _config(physics: Physics) -> str:
+    arguments = physics.arguments
+    return (
+        f"model='{arguments.model}', speculative_config=None, tokenizer='{arguments.model}', dtype=torch.bfloat16,"
+        f" max_seq_len={physics.max_model_len}, download_dir=None, load_format=auto,"
+        f" tensor_parallel_size={physics.ranks}, pipeline_parallel_size=1, data_parallel_size=1,"
+        f" enforce_eager={arguments.enforce_eager}, kv_cache_dtype={arguments.kv_cache_dtype}, device_config=cuda,"
+        f" seed=0, served_model_name={arguments.served_name}, enable_prefix_caching=True, enable_chunked_prefill=True,"
+        f" compilation_config={{'compile_ranges_endpoints': [{arguments.max_num_batched_tokens}],"
+        f" 'cudagraph_capture_sizes': {list(physics.graph_sizes)}}}"
+    )

@@ -1,0 +1,111 @@
+"""Arguments of our markers, checked when tests are collected, before anything starts."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pytest_kvbudget.climb import LadderSpec, SpecError, check_spec
+from pytest_kvbudget.config import ConfigError, decode
+from pytest_kvbudget.shape import Shape
+
+
+@dataclass(frozen=True)
+class BootGate:
+    """What ``boot_gate`` asks of the engine's own count of its KV cache."""
+
+    windows: int = 1
+    min_tokens: int | None = None
+
+
+class MarkerError(Exception):
+    """A marker's argument is wrong; the message names it, what was found and what is accepted."""
+
+
+def problems(items: Iterable[pytest.Function]) -> list[str]:
+    """One line per wrong marker, naming test, marker and argument; each marked function once."""
+    lines: dict[str, None] = {}
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if item.cls is not None and issubclass(item.cls, unittest.TestCase):
+            lines[
+                f"{name}: is a method of unittest.TestCase, which gets no fixtures; write a function or a plain class"
+            ] = None
+            continue
+        for check in (ladder_of, boot_gate_of, shape_changes):
+            try:
+                check(item)
+            except MarkerError as error:
+                lines[f"{name}: {error}"] = None
+    return list(lines)
+
+
+def ladder_of(item: pytest.Item) -> LadderSpec | None:
+    """The ladder a test asks for.
+
+    Raises:
+        MarkerError: for a wrong argument.
+    """
+    mark = item.get_closest_marker("ladder")
+    if mark is None:
+        return None
+    try:
+        return check_spec(_keywords(mark))
+    except SpecError as error:
+        raise MarkerError(f"@pytest.mark.ladder: {error}") from None
+
+
+def boot_gate_of(item: pytest.Item) -> BootGate | None:
+    """The gate a test asks for.
+
+    Raises:
+        MarkerError: for a wrong argument.
+    """
+    mark = item.get_closest_marker("boot_gate")
+    if mark is None:
+        return None
+    for name, value in _keywords(mark).items():
+        if name not in {"windows", "min_tokens"}:
+            raise MarkerError(f"@pytest.mark.boot_gate: unknown argument {name!r}; accepted are windows, min_tokens")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise MarkerError(f"@pytest.mark.boot_gate: {name}={value!r}; expected a whole number of 1 or more")
+    return BootGate(**mark.kwargs)
+
+
+def shape_changes(item: pytest.Item) -> dict[str, Any]:
+    """What a test's ``kv_shape`` marks change, the closest mark winning; ``env`` of all marks together.
+
+    Raises:
+        MarkerError: for a wrong argument.
+    """
+    changes: dict[str, Any] = {}
+    for mark in reversed(list(item.iter_markers("kv_shape"))):
+        found = decode_shape(_keywords(mark), where="@pytest.mark.kv_shape:")
+        if "env" in found:
+            found["env"] = {**changes.get("env", {}), **found["env"]}
+        changes.update(found)
+    return changes
+
+
+def decode_shape(fields: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Fields of a shape as people write them, decoded: sizes as text become bytes.
+
+    Raises:
+        MarkerError: for an unknown field, a wrong type or an impossible value.
+    """
+    try:
+        shape = decode(dict(fields), Shape, where=where)
+    except ConfigError as error:
+        hint = f"; accepted are {', '.join(Shape.__struct_fields__)}" if "unknown field" in str(error) else ""
+        raise MarkerError(f"{error}{hint}") from None
+    return {name: getattr(shape, name) for name in fields}
+
+
+def _keywords(mark: pytest.Mark) -> Mapping[str, Any]:
+    if mark.args:
+        raise MarkerError(f"@pytest.mark.{mark.name}: takes keyword arguments only, got {mark.args[0]!r}")
+    return mark.kwargs

@@ -1,0 +1,59 @@
+"""A dry run: what would be started for each test, without starting it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_kvbudget.archive import command_without_secrets, without_secrets
+from pytest_kvbudget.attempt import target_info
+from pytest_kvbudget.climb import Climb, SpecError
+from pytest_kvbudget.config import ConfigError
+from pytest_kvbudget.plugin.checks import ladder_of
+from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.pool import PoolError
+from pytest_kvbudget.shape import Shape
+
+
+def dry_run_lines(session: KvSession, items: list[pytest.Item]) -> Iterator[str]:
+    """What each test would start first: rung, shape, environment added, command. Overrides in conftest are unknown."""
+    yield "kvbudget dry run: nothing is started; kv_shape overrides of conftest files are not evaluated"
+    for item in items:
+        yield f"{item.nodeid}"
+        try:
+            yield from _item_lines(session, item)
+        except (ConfigError, PoolError, SpecError) as error:
+            yield f"  cannot boot: {error}"
+
+
+def _item_lines(session: KvSession, item: pytest.Item) -> Iterator[str]:
+    shape, settings = session.base_shape(item), session.settings
+    spec = ladder_of(item)
+    if spec is not None:
+        climb = Climb(
+            spec,
+            shape,
+            test=item.nodeid,
+            target=target_info(settings.loaded, session.pool.backend, ()),
+            archive=session.archive,
+            strategy=settings.strategy,
+            only=settings.rung,
+        )
+        plan = climb.next()
+        if plan is not None:
+            shape = plan.shape
+            yield (
+                f"  ladder: {spec.axis} from {spec.start} down to {spec.floor} by {spec.quantum}, {climb.strategy}; "
+                f"first rung {plan.label}"
+            )
+    yield from _command_lines(session, shape)
+
+
+def _command_lines(session: KvSession, shape: Shape) -> Iterator[str]:
+    command = session.pool.command(shape)
+    yield f"  shape: {shape.describe() or 'the engine defaults'}"
+    for name, value in sorted(without_secrets(command.env_added).items()):
+        yield f"  env: {name}={shlex.quote(value)}"
+    yield f"  command: {shlex.join(command_without_secrets(command.argv))}"

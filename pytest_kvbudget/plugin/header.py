@@ -1,0 +1,22 @@
+"""The session header: what engines run on, where records go, and whether anything is simulated."""
+
+from __future__ import annotations
+
+from pytest_kvbudget.engine.backends.registry import backend_of
+from pytest_kvbudget.plugin.settings import Settings
+
+
+def header_lines(settings: Settings, run: str) -> list[str]:
+    """Target, devices, engine, archive and configuration of a run."""
+    loaded = settings.loaded
+    target = loaded.target
+    slots = backend_of(loaded).slots(loaded, target.shape)
+    devices = "; ".join(", ".join(slot) for slot in slots) or "none"
+    simulated = ", SIMULATED: no number of this run is a measurement" if settings.simulated else ""
+    config = settings.config_path or "none found, the built-in simulated target is used"
+    return [
+        f"kvbudget: target {loaded.name} (backend {target.backend}, launcher {target.launcher}, devices {devices})"
+        f"{simulated}",
+        f"kvbudget: configuration {config}",
+        f"kvbudget: archive {settings.archive / run}",
+    ]

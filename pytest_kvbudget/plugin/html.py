@@ -1,0 +1,35 @@
+"""pytest-html: a column with the verdict of rungs and boots. Imported only with ``--html``."""
+
+from __future__ import annotations
+
+from html import escape
+
+import pytest
+
+from pytest_kvbudget.plugin.rows import mark_of
+
+
+class HtmlColumn:
+    """Adds the column to every row, as pytest-html needs, and hides it where nothing of ours ran."""
+
+    def __init__(self) -> None:
+        self._used = False
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_header(self, cells: list[str]) -> None:
+        """Name the column."""
+        cells.insert(1, '<th class="sortable col-kvbudget" data-column-type="kvbudget">KV budget</th>')
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
+        """Fill the column."""
+        mark = mark_of(report)
+        self._used = self._used or mark is not None
+        text = "" if mark is None else escape(str(mark["verdict"]))
+        cells.insert(1, f'<td class="col-kvbudget">{text}</td>')
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_summary(self, postfix: list[str]) -> None:
+        """Hide an empty column."""
+        if not self._used:
+            postfix.append("<style>.col-kvbudget { display: none }</style>")

@@ -1,0 +1,47 @@
+"""What is attached to test items: the rung that an item is about, and the engine that it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.climb import Climb, RungPlan
+from pytest_kvbudget.plugin import BOOT_FIXTURE
+from pytest_kvbudget.verdict import Verdict
+
+COUNTS_AS_PASSED: Final = frozenset({Verdict.PASS, Verdict.MARGINAL})
+
+
+@dataclass(frozen=True)
+class RungContext:
+    """What a rung's item knows of its ladder."""
+
+    climb: Climb
+    plan: RungPlan
+
+
+@dataclass(frozen=True)
+class Use:
+    """The engine that one test item uses."""
+
+    attempt: Attempt
+    boot_failed: bool
+    """The boot itself was no success: its verdict stands, whatever the test says."""
+    failure: str | None
+    """Why the test cannot have this engine, for people."""
+
+
+RUNG: Final = pytest.StashKey[RungContext]()
+USE: Final = pytest.StashKey[Use]()
+
+
+def is_ladder(item: pytest.Item) -> bool:
+    """Whether an item is a ladder of ours, as collected; its rungs' items are not."""
+    return (
+        BOOT_FIXTURE in getattr(item, "fixturenames", ())
+        and item.get_closest_marker("ladder") is not None
+        and RUNG not in item.stash
+    )

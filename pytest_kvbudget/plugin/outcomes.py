@@ -1,0 +1,80 @@
+"""What a boot adds to the reports of its test: JUnit properties, pytest-html links and column."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.plugin.items import RUNG, USE
+from pytest_kvbudget.plugin.rows import ATTRIBUTE
+from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.records import AttemptRecord
+
+_TOLD: Final = pytest.StashKey[bool]()
+
+
+def properties(record: AttemptRecord, path: Path, *, rung: str | None = None) -> list[tuple[str, object]]:
+    """A boot as JUnit properties: builtins only, anything else breaks xdist."""
+    found: list[tuple[str, object]] = [
+        ("kvbudget.verdict", str(record.verdict)),
+        ("kvbudget.shape", record.shape.describe()),
+        ("kvbudget.boot", int(record.number)),
+        ("kvbudget.record", str(path)),
+        ("kvbudget.target", record.target.name),
+    ]
+    if rung is not None:
+        found.append(("kvbudget.rung", rung))
+    if record.cause is not None:
+        found.append(("kvbudget.cause", f"{record.cause.phase}: {record.cause.sentence}"))
+    if record.target.simulated:
+        found.append(("kvbudget.simulated", "true"))
+    return found
+
+
+def add_links(report: pytest.TestReport, config: pytest.Config, attempt: Attempt) -> None:
+    """Link a boot's record, log and page from a report, for pytest-html."""
+    record = attempt.record_path
+    found = [
+        link(config, name, path)
+        for name, path in (("record", record), ("log", attempt.log_path), ("page", record.with_name("rung.html")))
+    ]
+    report.__dict__.setdefault("extras", []).extend(found)
+
+
+def link(config: pytest.Config, name: str, path: Path) -> dict[str, Any]:
+    """One link as pytest-html's `extras.url` makes it, relative to its report so that both can be moved together."""
+    report = config.getoption("htmlpath", None)
+    target = str(path)
+    if report:
+        target = os.path.relpath(path, (config.invocation_params.dir / os.path.expandvars(report)).parent)
+    return {"name": name, "format_type": "url", "content": target, "mime_type": None, "extension": None}
+
+
+class Outcomes:
+    """Adds a boot to the reports of a test that is no ladder."""
+
+    def __init__(self, session: KvSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Properties go in before the report copies them, the rest after."""
+        use = item.stash.get(USE, None)
+        if use is None or RUNG in item.stash:
+            return (yield)
+        attempt = use.attempt
+        if not item.stash.get(_TOLD, False):
+            item.stash[_TOLD] = True
+            item.user_properties += properties(attempt.record, attempt.record_path)
+        report = yield
+        mark = {"kind": "boot", "verdict": str(attempt.record.verdict), "header": self._session.header_once()}
+        setattr(report, ATTRIBUTE, mark)
+        # pytest-html shows the links of every phase together.
+        if report.when == "call" or report.failed:
+            add_links(report, self._session.config, attempt)
+        return report

@@ -1,0 +1,325 @@
+"""One pytest process' use of us: its settings, archive and engines, and what fixtures get from them."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import pytest
+
+from pytest_kvbudget.archive import RunArchive, new_run_id
+from pytest_kvbudget.attempt import Attempt, BootRequest
+from pytest_kvbudget.ledger.model import MissingValueError
+from pytest_kvbudget.plugin import BOOT_FIXTURE
+from pytest_kvbudget.plugin.checks import BootGate, MarkerError, boot_gate_of, decode_shape, shape_changes
+from pytest_kvbudget.plugin.engine import KvEngine, KvRung
+from pytest_kvbudget.plugin.header import header_lines
+from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, Use, is_ladder
+from pytest_kvbudget.plugin.progress import ProgressLine
+from pytest_kvbudget.plugin.settings import Settings, read_settings
+from pytest_kvbudget.plugin.timers import Timers
+from pytest_kvbudget.plugin.wording import boot_failure
+from pytest_kvbudget.pool import EnginePool, PoolError
+from pytest_kvbudget.records import RunInfo
+from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
+from pytest_kvbudget.shape import Shape
+
+
+class Serve(Protocol):
+    """What ``kv_serve`` is."""
+
+    def __call__(self, shape: Shape | None = None, **changes: Any) -> KvEngine:  # noqa: ANN401 - fields of Shape
+        """Boot (or reuse) an engine at ``shape``, by default the target's, with some fields changed."""
+        ...
+
+
+def start(config: pytest.Config) -> KvSession:
+    """Register the machinery with a run in which some test is ours.
+
+    Raises:
+        pytest.UsageError: for wrong options or configuration.
+    """
+    from pytest_kvbudget.plugin.ladders import Ladders  # noqa: PLC0415 - ladders build on the session
+    from pytest_kvbudget.plugin.outcomes import Outcomes  # noqa: PLC0415 - as above
+    from pytest_kvbudget.plugin.rows import Rows  # noqa: PLC0415 - as above
+
+    session = KvSession(config, read_settings(config))
+    plugins: dict[str, object] = {
+        "kvbudget-session": session,
+        "kvbudget-timers": session.timers,
+        "kvbudget-ladders": Ladders(session),
+        "kvbudget-outcomes": Outcomes(session),
+    }
+    if not session.is_worker:
+        plugins["kvbudget-rows"] = Rows(config)
+    for name, plugin in plugins.items():
+        config.pluginmanager.register(plugin, name)
+    return session
+
+
+class KvSession:
+    """Boots what fixtures ask for and keeps the engines of this process."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config, self.settings = config, settings
+        self.worker_input: dict[str, Any] = getattr(config, "workerinput", {})
+        self.is_worker = bool(self.worker_input)
+        self.timers = Timers()
+        self.current: pytest.Item | None = None
+        """The item whose phases run: a test, or a rung's item."""
+        self.attempts: list[Attempt] = []
+        """Every boot of this process, in order."""
+        self._progress = ProgressLine(config, silent=self.is_worker)
+        self._setting_up: list[pytest.FixtureRequest] = []
+        self._proven: WeakSet[Attempt] = WeakSet()
+        self._paged: WeakSet[Attempt] = WeakSet()
+        self._troubles: list[str] = []
+        self._ours: list[pytest.Item] = []
+        self._header_sent = False
+        self.archive = RunArchive(
+            settings.archive,
+            RunInfo(
+                run=self.worker_input.get("kvbudget_run") or new_run_id(),
+                host=socket.gethostname(),
+                plugin_version=version("pytest-kvbudget"),
+                python_version=platform.python_version(),
+                pytest_version=pytest.__version__,
+                worker=self.worker_input.get("workerid"),
+            ),
+        )
+
+    @cached_property
+    def pool(self) -> EnginePool:
+        """The engines of this process. Making it starts nothing."""
+        return EnginePool(self.settings.loaded, self.archive, progress=self._progress.show, on_wait=self._progress.line)
+
+    def collected(self, items: list[pytest.Item], ours: list[pytest.Item]) -> None:
+        """Take the selected tests: put equal shapes side by side.
+
+        Raises:
+            pytest.UsageError: more than one ladder is to be left serving.
+        """
+        from pytest_kvbudget.plugin.ordering import arrange  # noqa: PLC0415 - needed once
+
+        self._ours = ours
+        ladders = [item for item in ours if item.get_closest_marker("ladder")]
+        if self.settings.leave_serving:
+            if len(ladders) != 1:
+                raise pytest.UsageError(
+                    f"kvbudget: --kvbudget-leave-serving with {len(ladders)} ladders selected; it needs exactly one, "
+                    "whose winner is left serving: name it on the command line"
+                )
+            # Nothing may need the devices after the winner has them.
+            items.remove(ladders[0])
+            items.append(ladders[0])
+        arrange(items, [item for item in ours if item not in ladders])
+
+    # -- shapes
+
+    def base_shape(self, item: pytest.Item) -> Shape:
+        """The target's shape with a test's ``kv_shape`` marks; the same in every process, no fixture evaluated."""
+        return self.settings.loaded.target.shape.merged(**shape_changes(item))
+
+    def shape_of(self, item: pytest.Item) -> Shape:
+        """The shape before conftest overrides: the base shape, or that of the rung."""
+        context = item.stash.get(RUNG, None)
+        return self.base_shape(item) if context is None else context.plan.shape
+
+    # -- engines
+
+    def engine(self, request: pytest.FixtureRequest) -> KvEngine:
+        """The engine of a test, booted at the first call; a boot that is no success fails the test here."""
+        item: pytest.Item = request.node
+        use = item.stash.get(USE, None)
+        if use is None:
+            use = item.stash[USE] = self._boot_for(item, request)
+        if use.failure is not None:
+            pytest.fail(use.failure, pytrace=False)
+        return KvEngine(use.attempt)
+
+    def _boot_for(self, item: pytest.Item, request: pytest.FixtureRequest) -> Use:
+        shape = request.getfixturevalue("kv_shape")
+        if not isinstance(shape, Shape):
+            pytest.fail(f"kv_shape gave {shape!r}; expected a Shape, as in kv_shape.merged(env=...)", pytrace=False)
+        context = item.stash.get(RUNG, None)
+        if context is not None:
+            asked, planned = getattr(shape, context.climb.spec.axis), context.plan.value
+            if asked != planned:
+                pytest.fail(f"kv_shape changed the ladder's axis from {planned} to {asked}", pytrace=False)
+            attempt = self._boot(context.climb.request(context.plan, shape), reuse=False)
+        elif is_ladder(item):
+            pytest.skip("a ladder boots only rungs; --setup-only runs none")
+        else:
+            attempt = self._boot(BootRequest(test=item.nodeid, shape=shape), reuse=True)
+        request.addfinalizer(lambda: self._give_back(attempt))
+        # An engine that another test boots again is judged once; its boot stays what it was.
+        failed = attempt not in self._proven and attempt.record.verdict not in COUNTS_AS_PASSED
+        if not failed:
+            self._proven.add(attempt)
+        gate = boot_gate_of(item)
+        failure = boot_failure(attempt) if failed else None if gate is None else gate_refusal(attempt, gate)
+        return Use(attempt, boot_failed=failed, failure=failure)
+
+    def rung(self, request: pytest.FixtureRequest) -> KvRung:
+        """The rung of a ladder; its engine is booted here if nothing did before."""
+        context = request.node.stash.get(RUNG, None)
+        if context is None:
+            pytest.fail(
+                "kv_rung is there only in a test marked @pytest.mark.ladder(start=..., floor=...)", pytrace=False
+            )
+        self.engine(request)
+        plan = context.plan
+        return KvRung(
+            axis=context.climb.spec.axis, value=plan.value, label=plan.label, number=plan.number, why=plan.why
+        )
+
+    def serve(self, shape: Shape | None = None, **changes: Any) -> KvEngine:  # noqa: ANN401 - fields of Shape
+        """Boot (or reuse) an engine for the fixture that is being set up, else for the running test."""
+        try:
+            wanted = (shape or self.settings.loaded.target.shape).merged(**decode_shape(changes, where="kv_serve:"))
+        except MarkerError as error:
+            pytest.fail(str(error), pytrace=False)
+        request = self._setting_up[-1] if self._setting_up else None
+        owner = request.node if request is not None else self.current
+        attempt = self._boot(
+            BootRequest(test=owner.nodeid if owner is not None else "kv_serve", shape=wanted), reuse=True
+        )
+        if request is not None:
+            request.addfinalizer(lambda: self._give_back(attempt))
+        elif owner is not None:
+            owner.addfinalizer(lambda: self._give_back(attempt))
+        if attempt not in self._proven and attempt.record.verdict not in COUNTS_AS_PASSED:
+            pytest.fail(boot_failure(attempt), pytrace=False)
+        self._proven.add(attempt)
+        return KvEngine(attempt)
+
+    def _boot(self, request: BootRequest, *, reuse: bool) -> Attempt:
+        try:
+            with self.timers.paused(self.current):
+                attempt = self.pool.boot(request, reuse=reuse)
+        except (PoolError, TimeoutError) as error:
+            pytest.fail(f"no engine for {request.shape.describe()}: {error}", pytrace=False)
+        finally:
+            self._progress.end()
+        if attempt not in self.attempts:
+            self.attempts.append(attempt)
+        return attempt
+
+    def _give_back(self, attempt: Attempt) -> None:
+        if attempt.record.verdict in COUNTS_AS_PASSED:
+            self.pool.done(attempt)
+        else:
+            self.pool.retire(attempt)
+
+    def leave(self, attempt: Attempt) -> list[str]:
+        """Hand a serving engine over; says where it serves and how to end it."""
+        attempt.leave()
+        self.pool.retire(attempt)
+        return [
+            f"left serving: {attempt.record.endpoint}, process {attempt.root_pid}",
+            f"  to end it: kill {attempt.root_pid}",
+        ]
+
+    # -- what people see
+
+    def header(self) -> list[str]:
+        """The lines of the session header."""
+        return header_lines(self.settings, self.archive.info.run)
+
+    def header_once(self) -> list[str]:
+        """The header for the first report that a worker sends; nothing afterwards, and nothing without xdist."""
+        if not self.is_worker or self._header_sent:
+            return []
+        self._header_sent = True
+        return self.header()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
+        """The header, once it is known that tests are ours; a dry run's answer."""
+        option = self.config.option
+        lines = self.header() if option.verbose >= 0 else []
+        if option.kvbudget_dry_run:
+            from pytest_kvbudget.plugin.dryrun import dry_run_lines  # noqa: PLC0415 - only then
+
+            lines += dry_run_lines(self, [item for item in items if item in self._ours])
+        return lines
+
+    # -- pages
+
+    def write_pages(self, finding: Path, attempts: Iterable[Attempt]) -> Path | None:
+        """The pages of a finished ladder; returns the finding's, ``None`` where it cannot be written."""
+        self.page_all(attempts)
+        return self.page(write_finding_page, finding)
+
+    def page_all(self, attempts: Iterable[Attempt]) -> None:
+        """The pages of boots whose records are complete; the others follow when the session ends."""
+        for attempt in attempts:
+            self.page(write_attempt_page, attempt.record_path)
+            if not attempt.serving:
+                self._paged.add(attempt)
+
+    def page(self, write: Callable[[Path], Path], record: Path) -> Path | None:
+        """What ``write`` returns, or ``None``: a page can be rebuilt from its record, a verdict cannot."""
+        try:
+            return write(record)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a page must not cost the run its verdict
+            self._troubles.append(f"no page for {record}: {error!r}; `kvbudget report` can rebuild it")
+            return None
+
+    # -- hooks
+
+    @pytest.fixture(name=BOOT_FIXTURE)
+    def boot(self, request: pytest.FixtureRequest) -> None:
+        """Boots for tests whose marker says so, whatever fixtures they ask for."""
+        self.engine(request)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+        """Know which fixture is being set up: engines of ``kv_serve`` live as long as it does."""
+        self._setting_up.append(request)
+        try:
+            return (yield)
+        finally:
+            self._setting_up.pop()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """End every engine that was not handed over, and complete the pages of those that outlived their test."""
+        if "pool" not in self.__dict__:
+            return
+        self.pool.close()
+        for attempt in self.attempts:
+            if attempt not in self._paged:
+                self.page(write_attempt_page, attempt.record_path)
+        self._progress.close()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say what went wrong beside the verdicts."""
+        for line in self._troubles:
+            terminalreporter.write_line(f"kvbudget: {line}")
+
+
+def gate_refusal(attempt: Attempt, gate: BootGate) -> str | None:
+    """Why a booted engine does not pass its ``boot_gate``; ``None`` where it does."""
+    ledger = attempt.ledger
+    try:
+        tokens = ledger.kv_cache.tokens
+        length = attempt.request.shape.max_model_len or int(ledger.number("max_model_len"))
+    except MissingValueError as error:
+        return f"boot_gate: {error}; record: {attempt.record_path}"
+    for need, what in (
+        (gate.windows * length, f"{gate.windows} windows of {length:,}"),
+        (gate.min_tokens or 0, "min_tokens"),
+    ):
+        if tokens < need:
+            return (
+                f"boot_gate: the KV cache holds {tokens:,} tokens by the engine's own count, {need:,} are needed "
+                f"({what}); record: {attempt.record_path}"
+            )
+    return None

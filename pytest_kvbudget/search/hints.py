@@ -1,0 +1,156 @@
+"""What one boot's ledger says about where the boundary of an axis is.
+
+Every figure is of the boot at hand: bytes per token depend on the shape, and a rate of another geometry is no hint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_kvbudget.search.model import Hint, Limit
+
+if TYPE_CHECKING:
+    from pytest_kvbudget.ledger.model import BootLedger, Value
+    from pytest_kvbudget.shape import Shape
+
+KV_LIMIT = "kv_check"
+DEVICE_LIMIT = "device_memory"
+
+
+def hint_from(
+    ledger: BootLedger,
+    *,
+    axis: str,
+    shape: Shape,
+    windows: int = 1,
+    scaled: bool = False,
+    free_bytes: int | None = None,
+) -> Hint:
+    """Slack of the limits that a boot passed, deficit of the one that it failed, and the engine's own estimate.
+
+    Args:
+        ledger: what the boot printed.
+        axis: field of the shape that the ladder moves.
+        shape: what was booted, the axis' value included.
+        windows: full windows that the pool must hold.
+        scaled: the pinned pool's bytes move with the axis (``pool="scaled"``).
+        free_bytes: least free device memory of a rank once the boot was ready, from the memory probe.
+
+    Returns:
+        A hint, empty where the boot stated nothing that bears on this axis. A limit has no rate where the axis is not
+        known to move it; two boots' margins together still make a line.
+    """
+    kv = None if axis == "kv_cache_memory_bytes" else _kv_limit(ledger, axis, shape, windows, scaled=scaled)
+    device = _device_limit(ledger, _device_rate(axis, shape, scaled=scaled), free_bytes)
+    limits = tuple(limit for limit in (kv, device) if limit is not None)
+    return Hint(limits=limits, estimate=_estimate(ledger, axis, windows, scaled=scaled))
+
+
+def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scaled: bool) -> Limit | None:
+    """KV memory that is there less what the promised windows need."""
+    window = shape.max_model_len or _whole(ledger, "max_model_len")
+    pool = _pool_bytes(ledger, shape)
+    if pool is None or not window:
+        return None
+    have, have_blur = pool
+    # a scaled pool grows with the need: its shortness says nothing about another value
+    by_window = axis == "max_model_len" and not scaled
+    needed = _fact(ledger, "kv_needed_bytes")
+    if needed is not None and float(needed.value) > 0:
+        need = windows * float(needed.value)
+        # at the root, where both are equal, the need's last digit counts only by have/need
+        blur = have_blur + windows * needed.precision * min(1.0, have / need)
+        rate = need / window if by_window else None
+        return Limit(name=KV_LIMIT, margin_bytes=have - need, bytes_per_unit=rate, precision_bytes=blur)
+    capacity = _capacity_tokens(ledger, window)
+    if capacity is None or scaled:
+        return None
+    tokens, blur_tokens = capacity
+    per_token = have / tokens
+    return Limit(
+        name=KV_LIMIT,
+        margin_bytes=(tokens - windows * window) * per_token,
+        bytes_per_unit=windows * per_token if by_window else None,
+        precision_bytes=blur_tokens * per_token,
+    )
+
+
+def _capacity_tokens(ledger: BootLedger, window: int | None) -> tuple[float, float] | None:
+    """Tokens that the pool holds in windows of this length, and half a unit of their last digit.
+
+    From vLLM 0.20.2 the token count is concurrency times window. On hybrid models earlier releases print another
+    count, and then it is the concurrency that tells how many windows fit.
+    """
+    tokens, concurrency = _fact(ledger, "kv_tokens"), _fact(ledger, "max_concurrency")
+    if tokens is None or float(tokens.value) <= 0:
+        return None
+    count = float(tokens.value)
+    if concurrency is None or not window:
+        return count, 0.5
+    by_concurrency = float(concurrency.value) * window
+    blur = max(concurrency.precision, 0.005) * window
+    blocks = _whole(ledger, "gpu_blocks")
+    block = count / blocks if blocks else 0.0
+    if by_concurrency <= 0 or abs(by_concurrency - count) <= 2 * blur + block:
+        return count, max(0.5, block / 2)
+    return by_concurrency, blur
+
+
+def _device_rate(axis: str, shape: Shape, *, scaled: bool) -> float | None:
+    """Device bytes per rank that one more unit of the axis takes: a pinned pool's, where the pool moves with it."""
+    if axis == "kv_cache_memory_bytes":
+        return 1.0
+    value = {"max_model_len": shape.max_model_len, "max_num_seqs": shape.max_num_seqs}.get(axis)
+    if not scaled or shape.kv_cache_memory_bytes is None or not value:
+        return None
+    return shape.kv_cache_memory_bytes / value
+
+
+def _device_limit(ledger: BootLedger, rate: float | None, free_bytes: int | None) -> Limit | None:
+    """Memory left on the device after a boot, or what an allocation that failed was short of: at least that."""
+    tried, free = _fact(ledger, "tried_alloc_bytes"), _fact(ledger, "free_bytes")
+    if ledger.cause is not None:
+        if tried is None or free is None or float(tried.value) <= float(free.value):
+            return None
+        return Limit(
+            name=DEVICE_LIMIT,
+            margin_bytes=float(free.value) - float(tried.value),
+            bytes_per_unit=rate,
+            precision_bytes=tried.precision + free.precision,
+            at_least=True,
+        )
+    if free_bytes is None:
+        return None
+    return Limit(name=DEVICE_LIMIT, margin_bytes=free_bytes, bytes_per_unit=rate)
+
+
+def _estimate(ledger: BootLedger, axis: str, windows: int, *, scaled: bool) -> int | None:
+    """The engine's own word for the largest value that fits."""
+    if axis == "max_model_len" and not scaled:
+        # the engine means one window: a promise of several is out of its sight
+        return _whole(ledger, "estimated_max_model_len") if windows == 1 else None
+    if axis == "max_num_seqs" and ledger.failure_class == "max_num_seqs_exceeds_state":
+        return _whole(ledger, "state_blocks")
+    if axis == "kv_cache_memory_bytes":
+        return _whole(ledger, "kv_suggest_full_bytes")
+    return None
+
+
+def _pool_bytes(ledger: BootLedger, shape: Shape) -> tuple[float, float] | None:
+    """Bytes of the KV cache and half a unit of their last digit: the pinned ones exactly, else as printed."""
+    if shape.kv_cache_memory_bytes is not None:
+        return float(shape.kv_cache_memory_bytes), 0.0
+    available = _fact(ledger, "available_kv_bytes")
+    if available is None or float(available.value) <= 0:
+        return None
+    return float(available.value), available.precision
+
+
+def _fact(ledger: BootLedger, name: str) -> Value | None:
+    value = ledger.facts.get(name)
+    return None if value is None or isinstance(value.value, (str, bool)) else value
+
+
+def _whole(ledger: BootLedger, name: str) -> int | None:
+    value = _fact(ledger, name)
+    return None if value is None else int(value.value)

@@ -1,0 +1,203 @@
+"""What the hints of a history say about where the boundary is, as a distribution over values of the axis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_kvbudget.search.bracket import Bracket
+    from pytest_kvbudget.search.model import Axis, Limit, Trial
+
+# Weights of the parts of the mixture and what a prediction may be off. Only the number of boots depends on them, never
+# an answer; they were chosen on the devices of tests/benchmarks/search_boots.py.
+NO_HINT_WEIGHT: Final = 0.2
+"""Of the belief that the hints are worth nothing and every rung is as likely."""
+NARROW_SHARE: Final = 0.75
+"""Of a prediction's weight on being right to its printed precision; the rest on being off by its distance's share."""
+RATE_ERROR: Final = 0.15
+"""What a prediction from one boot is off, as a share of its distance from that boot: rates change with the shape."""
+LINE_ERROR: Final = 0.01
+"""The same for a line through two boots, from the nearer one."""
+AGE_WEIGHT: Final = 0.6
+"""What an older boot's prediction weighs against the next younger one's."""
+NARROW_QUANTA: Final = 0.5
+"""Least spread of a prediction, in quanta."""
+
+SAME_LIMIT_QUANTA: Final = 1.0
+"""How far apart, in quanta, figures may be that mean the same limit."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A value of the axis at which something said it would no longer fit."""
+
+    value: float
+    """The predicted boundary; minus infinity where the axis does not move the limit."""
+    spread: float
+    """What it is off by its printed precision, in the axis' unit."""
+    reach: float
+    """What it may be off because it was measured elsewhere, in the axis' unit."""
+    at_most: bool = False
+    """The boundary is at or below it."""
+
+    @property
+    def off(self) -> float:
+        """What it may be off altogether, in the axis' unit."""
+        return self.spread + self.reach
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One part of the mixture: a Cauchy distribution, whose heavy tails make a refuted guess give way by doubling."""
+
+    centre: float
+    scale: float
+    weight: float
+
+    def above(self, value: float) -> float:
+        """Chance that the boundary is at or above ``value``."""
+        return 0.5 - math.atan((value - self.centre) / self.scale) / math.pi
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A mixture of guesses and of the belief that they are worth nothing."""
+
+    axis: Axis
+    guesses: tuple[Guess, ...]
+
+    @classmethod
+    def of(cls, axis: Axis, history: Sequence[Trial], bracket: Bracket) -> Outlook:
+        """The outlook after ``history``; hints that a verdict refuted, or that are no numbers, are left out."""
+        told: list[tuple[Prediction, float]] = []
+        weight = 1.0
+        for seen in range(len(history), 0, -1):
+            found = [item for item in _predictions(axis, history[:seen]) if _possible(axis, bracket, item)]
+            told += [(item, weight / len(found)) for item in found]
+            weight *= AGE_WEIGHT
+        kept = [(item, weight) for item, weight in told if not any(_refines(other, item) for other, _ in told)]
+        exact = [item.value for item, _ in told if item.spread < axis.quantum]
+        guesses = [guess for item, weight in kept for guess in _guesses(axis, _smallest(axis, item, exact), weight)]
+        total = sum(guess.weight for guess in guesses)
+        scale = (1 - NO_HINT_WEIGHT) / total if total else 0.0
+        return cls(axis, tuple(Guess(g.centre, g.scale, g.weight * scale) for g in guesses))
+
+    def above(self, value: float) -> float:
+        """Chance that the boundary is at or above ``value``."""
+        axis = self.axis
+        span = axis.ceiling - axis.floor + 2 * axis.quantum
+        even = min(max((axis.ceiling + axis.quantum - value) / span, 0.0), 1.0)
+        told = sum(guess.weight for guess in self.guesses)
+        return (1 - told) * even + sum(guess.weight * guess.above(value) for guess in self.guesses)
+
+
+def _guesses(axis: Axis, item: Prediction, weight: float) -> Iterator[Guess]:
+    least = NARROW_QUANTA * axis.quantum
+    wide = item.off + least
+    if item.at_most:
+        yield Guess(item.value - wide, wide, weight)
+        return
+    centre = item.value
+    index = axis.index_at_or_below(centre) if math.isfinite(centre) else -1
+    if item.spread < axis.quantum / 2 and index >= 0:
+        # the answer is a rung, and every value up to the next rung means the same one
+        centre = axis.value(index) + axis.quantum / 2
+    yield Guess(centre, max(item.spread, least), weight * NARROW_SHARE)
+    yield Guess(centre, wide, weight * (1 - NARROW_SHARE))
+
+
+def _refines(finer: Prediction, item: Prediction) -> bool:
+    """A surer prediction lies within what the other leaves open, and makes it superfluous."""
+    return finer.off < item.off and abs(finer.value - item.value) <= item.off
+
+
+def _smallest(axis: Axis, item: Prediction, exact: Sequence[float]) -> Prediction:
+    """The prediction moved to the smallest exact figure of the rung below, where there is one.
+
+    Figures a rung apart mean the same limit, and the smaller counts: a pool of 51,200 tokens that holds 51,072 because
+    one block is kept back (real vLLM boots on CPU).
+    """
+    close = [value for value in exact if item.value - SAME_LIMIT_QUANTA * axis.quantum <= value <= item.value]
+    return replace(item, value=min(close, default=item.value))
+
+
+def _possible(axis: Axis, bracket: Bracket, item: Prediction) -> bool:
+    """A verdict does not refute the prediction by more than it may be off."""
+    slack = item.off + axis.quantum
+    if bracket.low >= 0 and item.value + slack < axis.value(bracket.low):
+        return False
+    return bracket.high == len(axis) or item.value - slack < axis.value(bracket.high)
+
+
+def _predictions(axis: Axis, history: Sequence[Trial]) -> Iterator[Prediction]:
+    """What the last boot of ``history`` says, with the earlier ones' help: the smallest limit, and the estimate."""
+    last = history[-1]
+    by_limit = [item for limit in last.hint.limits if (item := _limit_prediction(axis, history, limit)) is not None]
+    passed = max((trial.value for trial in history if trial.passed), default=-math.inf)
+    standing = [item for item in by_limit if item.value + item.off >= passed]
+    if standing:
+        yield min(standing, key=lambda item: item.value)
+    estimate = last.hint.estimate
+    if estimate is not None and (estimate >= last.value) == last.passed:
+        value = min(max(estimate, 0), 2 * axis.ceiling)
+        yield Prediction(value, 0.0, RATE_ERROR * abs(value - last.value))
+
+
+def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Prediction | None:
+    """Where ``limit`` of the last boot is hit: from its own rate, or on the line through an earlier boot's margin."""
+    last = history[-1]
+    if not _usable(limit) or (limit.margin_bytes < 0) == last.passed:
+        return None
+    found: list[Prediction] = []
+    rate = limit.bytes_per_unit
+    if rate is not None and math.isfinite(rate) and rate > 0:
+        distance = limit.margin_bytes / rate
+        item = Prediction(last.value + distance, limit.precision_bytes / rate, RATE_ERROR * abs(distance))
+        found.append(replace(item, at_most=limit.at_least))
+    lines = (
+        _line((earlier.value, other), (last.value, limit))
+        for earlier in history[:-1]
+        for other in earlier.hint.limits
+        if other.name == limit.name and _usable(other) and earlier.value != last.value
+    )
+    found += [item for item in lines if item is not None]
+    within = [kept for item in found if (kept := _within(axis, item)) is not None]
+    return min(within, key=lambda item: item.off, default=None)
+
+
+def _usable(limit: Limit) -> bool:
+    return math.isfinite(limit.margin_bytes) and 0 <= limit.precision_bytes < math.inf
+
+
+def _within(axis: Axis, item: Prediction) -> Prediction | None:
+    """The prediction in numbers that can be worked with; ``None`` where they overflowed."""
+    if math.isnan(item.value + item.spread + item.reach):
+        return None
+    far = 2.0 * axis.ceiling
+    return replace(
+        item,
+        value=item.value if item.value == -math.inf else min(max(item.value, -far), far),
+        spread=min(item.spread, far),
+        reach=min(item.reach, far),
+    )
+
+
+def _line(first: tuple[int, Limit], second: tuple[int, Limit]) -> Prediction | None:
+    """Where the line through two boots' margins reaches zero; minus infinity where it is below zero everywhere."""
+    (value, limit), (other, other_limit) = sorted((first, second), key=lambda point: point[0])
+    if limit.at_least or other_limit.at_least:
+        return None
+    fall = limit.margin_bytes - other_limit.margin_bytes
+    blur = limit.precision_bytes + other_limit.precision_bytes
+    if fall <= blur:
+        return Prediction(-math.inf, 0.0, 0.0) if limit.margin_bytes < 0 and other_limit.margin_bytes < 0 else None
+    rate = fall / (other - value)
+    if rate == 0:  # smaller than a float can be
+        return None
+    root = value + limit.margin_bytes / rate
+    distance = min(abs(root - value), abs(root - other))
+    return Prediction(root, blur / rate * (1 + 2 * distance / (other - value)), LINE_ERROR * distance)

@@ -1,0 +1,105 @@
+"""A project of its own for each test that runs pytest: a simulated card, leases and archive nobody else sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_kvbudget.archive import read_attempt, read_finding
+from pytest_kvbudget.records import AttemptRecord, FindingRecord
+
+POOL_TOKENS = 51_200
+"""Tokens that the simulated card's pinned pool holds: 50 MiB at 1024 bytes per token."""
+
+CONFIG = """\
+[target.card]
+backend = "mock"
+devices = [{devices}]
+
+[target.card.shape]
+model = "simulated"
+kv_cache_memory_bytes = "50 MiB"
+{shape}
+
+[target.card.mock]
+kv_bytes_per_token = 1024
+sysfs = "sysfs"
+{mock}
+
+[target.card.limits]
+release_seconds = 10
+{limits}
+"""
+
+
+class Project:
+    """A folder with a ``kvbudget.toml`` and tests, and what came of running pytest there."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        self.path = pytester.path
+
+    def configure(self, *, devices: str = "0", shape: str = "", mock: str = "", limits: str = "") -> Path:
+        """Write the configuration: one simulated card whose pool holds `POOL_TOKENS`."""
+        text = CONFIG.format(devices=devices, shape=shape, mock=mock, limits=limits)
+        path = self.path / "kvbudget.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def tests(self, source: str, name: str = "test_it.py") -> Path:
+        """Write a test module."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+        return path
+
+    def run(self, *arguments: str, timeout: float = 60) -> pytest.RunResult:
+        """Run pytest in a process of its own."""
+        return self.pytester.runpytest_subprocess(*arguments, timeout=timeout)
+
+    def attempts(self) -> list[AttemptRecord]:
+        """Every boot's record, in the order of their starts."""
+        found = [read_attempt(path) for path in self.path.rglob("attempt.json")]
+        return sorted(found, key=lambda record: record.started)
+
+    def findings(self) -> list[FindingRecord]:
+        """Every finding's record."""
+        return [read_finding(path) for path in sorted(self.path.rglob("finding.json"))]
+
+    def junit(self) -> dict[str, ElementTree.Element]:
+        """The cases of ``--junitxml=junit.xml`` by name."""
+        cases = ElementTree.parse(self.path / "junit.xml").getroot().iter("testcase")
+        return {case.get("name", ""): case for case in cases}
+
+
+def properties(case: ElementTree.Element) -> dict[str, str]:
+    """The properties of a JUnit case."""
+    return {entry.get("name", ""): entry.get("value", "") for entry in case.iter("property")}
+
+
+def rows(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Rungs in a terminal's lines: the value as text with its ``#N``, and the verdict."""
+    found = []
+    for line in lines:
+        row = re.match(r"\S+=(\S+)\] (PASS|MARGINAL|FAIL|UNKNOWN|ERROR) ", line)
+        if row is not None:
+            found.append((row[1], row[2]))
+    return found
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project with a configuration, in the current folder; its leases are seen by nobody else."""
+    leases = pytester.path / "leases"
+    leases.mkdir(mode=0o700)
+    monkeypatch.setenv("KVBUDGET_LEASE_DIR", str(leases))
+    monkeypatch.setenv("COLUMNS", "300")
+    for name in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
+    project = Project(pytester)
+    project.configure()
+    return project

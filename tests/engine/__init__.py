@@ -1,0 +1,1 @@
+"""Processes of an engine: keeper, launcher, ports, health, client."""

@@ -1,0 +1,244 @@
+"""What the test body does to a rung, and what a boot's failure does to a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_kvbudget.verdict import FindingKind, Verdict
+from tests.conftest import Project, properties, rows
+
+DISTRIBUTIONS = pytest.mark.parametrize("how", [(), ("-n2",)], ids=["here", "n2"])
+
+BODY = """
+import time
+import pytest
+
+@pytest.mark.ladder(start=49_152, floor=40_960)
+def test_window(kv_rung):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    "refusal", ["assert int(kv_rung) < 49_152, 'too slow'", "if int(kv_rung) == 49_152: pytest.fail('too slow')"]
+)
+@DISTRIBUTIONS
+def test_a_body_that_refuses_a_rung_bounds_the_window_and_is_never_called_memory(
+    project: Project, refusal: str, how: tuple[str, ...]
+) -> None:
+    project.tests(BODY.format(body=refusal))
+
+    result = project.run(*how, "--junitxml=junit.xml")
+
+    result.assert_outcomes(passed=1)
+    (finding,) = project.findings()
+    assert (finding.finding.value, finding.finding.failed_at) == (45_056, 49_152)
+    assert finding.finding.bounded_by is not None
+    assert finding.finding.bounded_by.by_gate
+    (refused,) = [record for record in project.attempts() if record.verdict is Verdict.FAIL]
+    assert refused.cause is not None
+    assert refused.cause.by_gate
+    assert "too slow" in refused.cause.sentence
+    skipped = project.junit()["test_window[max_model_len=49152]"].find("skipped")
+    assert skipped is not None
+    assert "too slow" in str(skipped.get("message"))
+    assert "memory" not in str(skipped.get("message"))
+
+
+def test_the_boots_own_verdict_is_there_before_the_body_runs(project: Project) -> None:
+    project.tests(BODY.format(body="assert kv_engine.record.verdict == 'PASS'").replace("(kv_rung", "(kv_engine"))
+
+    project.run().assert_outcomes(passed=1)
+
+
+@DISTRIBUTIONS
+def test_a_body_that_raises_ends_the_ladder_as_error_after_one_boot(project: Project, how: tuple[str, ...]) -> None:
+    project.tests(BODY.format(body="raise RuntimeError('no such metric')"))
+
+    result = project.run(*how)
+
+    result.assert_outcomes(failed=1)
+    assert [verdict for _, verdict in rows(result.outlines)] == ["ERROR"]
+    (finding,) = project.findings()
+    assert finding.finding.kind is FindingKind.ERROR
+    result.stdout.fnmatch_lines(["*no such metric*", "bracket on max_model_len: nothing passed*"])
+
+
+@DISTRIBUTIONS
+def test_a_body_that_skips_skips_the_test(project: Project, how: tuple[str, ...]) -> None:
+    project.tests(BODY.format(body="pytest.skip('not today')"))
+
+    result = project.run(*how, "-rs")
+
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*test_it.py:5: not today"])
+
+
+@pytest.mark.parametrize("settings", ["--timeout=0.4", "--timeout=0.4 -o timeout_func_only=true"])
+def test_a_body_that_runs_out_of_time_is_unknown_and_asked_once_more(project: Project, settings: str) -> None:
+    project.tests(BODY.format(body="time.sleep(30)"))
+
+    result = project.run(*settings.split())
+
+    result.assert_outcomes(failed=1)
+    value = rows(result.outlines)[0][0]
+    assert rows(result.outlines) == [(value, "UNKNOWN"), (f"{value}#2", "UNKNOWN")]
+    (finding,) = project.findings()
+    assert finding.finding.kind is FindingKind.UNDECIDED
+
+
+def test_a_boot_is_not_charged_to_the_tests_timeout(project: Project) -> None:
+    project.configure(mock="seconds = { weights_load = 1.2 }")
+    project.tests("""
+import pytest
+@pytest.mark.ladder(start=49_152, floor=49_152)
+def test_window(kv_engine): pass
+
+@pytest.mark.kv_shape(max_model_len=40_960)
+def test_plain(kv_engine): pass
+""")
+
+    project.run("--timeout=1").assert_outcomes(passed=2)
+
+
+def test_a_fixture_that_fails_before_any_boot_fails_the_test_in_its_own_words(project: Project) -> None:
+    project.tests("""
+import pytest
+@pytest.fixture
+def broken():
+    raise OSError("no disk")
+
+@pytest.mark.ladder(start=49_152, floor=40_960)
+def test_window(broken, kv_engine): pass
+""")
+
+    result = project.run()
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["no boot at max_model_len=*", "*OSError: no disk*"])
+    assert project.attempts() == []
+
+
+def test_a_teardown_that_fails_is_an_error_of_its_rung(project: Project) -> None:
+    project.tests("""
+import pytest
+@pytest.fixture
+def untidy(kv_engine):
+    yield
+    raise OSError("no disk")
+
+@pytest.mark.ladder(start=49_152, floor=40_960)
+def test_window(untidy): pass
+""")
+
+    result = project.run()
+
+    result.assert_outcomes(failed=1)
+    assert [verdict for _, verdict in rows(result.outlines)] == ["ERROR"]
+
+
+@DISTRIBUTIONS
+def test_a_fault_that_is_not_memory_ends_the_ladder_with_one_boot(project: Project, how: tuple[str, ...]) -> None:
+    project.configure(mock="faults = { error_in = 'weights_load' }")
+    project.tests(BODY.format(body="pass"))
+
+    result = project.run(*how)
+
+    result.assert_outcomes(failed=1)
+    assert [verdict for _, verdict in rows(result.outlines)] == ["ERROR"]
+    assert [record.verdict for record in project.attempts()] == [Verdict.ERROR]
+
+
+@DISTRIBUTIONS
+def test_a_silent_death_is_unknown_and_asked_once_more(project: Project, how: tuple[str, ...]) -> None:
+    project.configure(mock="faults = { die_in = 'weights_load' }")
+    project.tests(BODY.format(body="pass"))
+
+    result = project.run(*how)
+
+    result.assert_outcomes(failed=1)
+    assert [verdict for _, verdict in rows(result.outlines)] == ["UNKNOWN", "UNKNOWN"]
+    result.stdout.fnmatch_lines(["*gave no verdict twice*", "bracket on max_model_len: nothing passed*"])
+
+
+@DISTRIBUTIONS
+def test_a_failed_boot_of_a_plain_test_is_a_setup_error_without_traceback(
+    project: Project, how: tuple[str, ...]
+) -> None:
+    project.tests("""
+import pytest
+@pytest.mark.kv_shape(max_model_len=65_536)
+def test_boots(kv_engine): pass
+""")
+
+    result = project.run(*how, "--junitxml=junit.xml")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["FAIL *", "*kv_check*", "the last 20 lines of its log:"])
+    result.stdout.no_fnmatch_line("*session.py*")
+    (record,) = project.attempts()
+    assert record.verdict is Verdict.FAIL
+    told = properties(project.junit()["test_boots"])
+    assert told["kvbudget.verdict"] == "FAIL"
+    assert "max_model_len=65536" in told["kvbudget.shape"]
+    assert told["kvbudget.record"].endswith("attempt.json")
+
+
+@DISTRIBUTIONS
+def test_a_boot_gate_holds_the_engines_own_count_against_windows_and_tokens(
+    project: Project, how: tuple[str, ...]
+) -> None:
+    project.tests("""
+import pytest
+pytestmark = pytest.mark.kv_shape(max_model_len=20_480)
+
+@pytest.mark.boot_gate(windows=2, min_tokens=51_200)
+def test_holds(): pass
+
+@pytest.mark.boot_gate(windows=3)
+def test_windows(kv_engine): pass
+
+@pytest.mark.boot_gate(min_tokens=51_201)
+def test_tokens(kv_ledger): pass
+""")
+
+    result = project.run(*how)
+
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines_random(["boot_gate: *51,200*61,440*3 windows*", "boot_gate: *51,200*51,201*min_tokens*"])
+
+
+def test_a_boot_gate_on_a_ladder_is_a_gate_of_its_rungs(project: Project) -> None:
+    project.tests("""
+import pytest
+@pytest.mark.boot_gate(windows=2)
+@pytest.mark.ladder(start=32_768, floor=16_384)
+def test_window(): pass
+""")
+
+    project.run().assert_outcomes(passed=1)
+
+    (finding,) = project.findings()
+    assert finding.finding.value == 24_576  # 2 * 24,576 tokens fit 51,200, 2 * 28,672 do not
+    assert finding.finding.bounded_by is not None
+    assert finding.finding.bounded_by.by_gate
+
+
+def test_an_interrupt_ends_engines_and_keeps_what_was_found(project: Project) -> None:
+    project.tests("""
+import os
+import signal
+import pytest
+@pytest.mark.ladder(start=65_536, floor=16_384, strategy="step")
+def test_window(kv_rung):
+    os.kill(os.getpid(), signal.SIGINT)
+""")
+
+    result = project.run()
+
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    (finding,) = project.findings()
+    assert finding.finding.kind is FindingKind.UNDECIDED
+    assert finding.finding.failed_at == 65_536
+    used = next(project.path.rglob("mem_info_vram_used"), None)
+    assert used is None or int(used.read_text()) < 2**30
