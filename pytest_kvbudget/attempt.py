@@ -216,7 +216,10 @@ class Attempt:
         else:
             if self.record.timings.boot_s is None:
                 self._timed(ended_s=self._since_launch(outcome.at))
-            self._decide(*judge_end(outcome, ledger), at=outcome.at)
+            verdict, cause, said = judge_end(outcome, ledger)
+            if cause is not None and cause.failure_class == "kv_check_short":
+                verdict, cause, said = self._short(cause)
+            self._decide(verdict, cause, said, at=outcome.at)
         self.record.hint = self._hint(ledger)
         self._save()
 
@@ -249,9 +252,14 @@ class Attempt:
         if not pool_short(tokens, windows, length):
             return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
         cause = kv_windows_short(tokens, windows, length, pool_bytes=self.request.shape.kv_cache_memory_bytes)
+        return self._short(cause)
+
+    def _short(self, cause: Cause) -> tuple[Verdict, Cause, str]:
+        """The pool does not hold what it must: the shape's fault, unless the pool was only scaled to it."""
         if self.request.pool == "scaled":
+            self.record.pool_short = True
             return Verdict.UNKNOWN, cause, f"the scaled pool came out too small: {cause.sentence}"
-        return Verdict.FAIL, cause, cause.sentence
+        return Verdict.FAIL, cause, f"{cause.failure_class}: {cause.sentence}"
 
     # -- what the test body adds
 

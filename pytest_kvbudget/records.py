@@ -101,6 +101,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The verdict in one sentence for people."""
     ledger: BootLedger | None = None
     hint: Hint = Hint()
+    pool_short: bool = False
+    """A scaled pool came out too small for the promised windows: no verdict on the rung, but a rate for its next boot."""
     memory: tuple[MemoryReading, ...] = ()
     timings: Timings = Timings()
     exit_status: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -70,13 +70,13 @@ class Project:
         """Every finding's record."""
         return [read_finding(path) for path in sorted(self.path.rglob("finding.json"))]
 
-    def junit(self) -> dict[str, ElementTree.Element]:
+    def junit(self) -> dict[str, ET.Element]:
         """The cases of ``--junitxml=junit.xml`` by name."""
-        cases = ElementTree.parse(self.path / "junit.xml").getroot().iter("testcase")
+        cases = ET.parse(self.path / "junit.xml").getroot().iter("testcase")
         return {case.get("name", ""): case for case in cases}
 
 
-def properties(case: ElementTree.Element) -> dict[str, str]:
+def properties(case: ET.Element) -> dict[str, str]:
     """The properties of a JUnit case."""
     return {entry.get("name", ""): entry.get("value", "") for entry in case.iter("property")}
 

@@ -11,6 +11,16 @@ class ProbeError(Exception):
     """Device memory cannot be read; the message names the source, what was found and what was expected."""
 
 
+class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that has memory of a device."""
+
+    pid: int
+    used_bytes: int | None = None
+    """``None`` where the source names the process and not its share; never 0 for that."""
+    name: str = ""
+    """As the source shows it; empty where it does not."""
+
+
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one device at one moment, in bytes, as the driver shows it."""
 
@@ -20,11 +30,17 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     source: str
     """Where it was read: ``"sysfs"``."""
+    reserved_bytes: int = 0
+    """Bytes that no process uses and none can have, as NVIDIA's driver keeps them back."""
+    holders: tuple[DeviceHolder, ...] = ()
+    """Who has how much of it, as far as the source says; empty where it does not."""
+    limits: str = ""
+    """What the source leaves out or assumes, for people."""
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that nobody uses."""
-        return self.total_bytes - self.used_bytes
+        """Bytes that a process could still have."""
+        return self.total_bytes - self.used_bytes - self.reserved_bytes
 
 
 class MemoryProbe(Protocol):

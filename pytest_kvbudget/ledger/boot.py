@@ -8,12 +8,13 @@ from typing import Final
 import msgspec
 
 from pytest_kvbudget.ledger.facts import FactStore, Process, source_of
-from pytest_kvbudget.ledger.grammar import Grammar
+from pytest_kvbudget.ledger.grammar import FAMILIES, order_of
 from pytest_kvbudget.ledger.grammar.common import FRAME, FRAMES, WAITING_FRAMES, WEAK_FRAMES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Failure, Row, Tier
 from pytest_kvbudget.ledger.model import Evidence, Milestone, Value
 from pytest_kvbudget.ledger.notation import Reading
 from pytest_kvbudget.ledger.prefix import Text
+from pytest_kvbudget.ledger.scan import Kind
 from pytest_kvbudget.verdict import Phase, Provenance
 
 LONGEST_EVIDENCE: Final = 600
@@ -27,7 +28,20 @@ MOST_FAILURES: Final = 256
 _EXCEPTION = re.compile(
     r"^(?:\[?\w*\]?:? ?)(?:[a-z_][\w]*\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s(?P<message>.*))?$"
 )
-_CONSEQUENCES: Final = frozenset({"EngineDeadError", "CancelledError", "SystemExit", "GeneratorExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError", "MQEngineDeadError", "AsyncEngineDeadError"})
+_CONSEQUENCES: Final = frozenset(
+    {
+        "EngineDeadError",
+        "CancelledError",
+        "SystemExit",
+        "GeneratorExit",
+        "KeyboardInterrupt",
+        "BrokenPipeError",
+        "ConnectionResetError",
+        "EOFError",
+        "MQEngineDeadError",
+        "AsyncEngineDeadError",
+    }
+)
 _CONSEQUENCE_TEXTS: Final = (
     "Engine core initialization failed",
     "WorkerProc initialization failed",
@@ -65,8 +79,7 @@ class _Wrapped(msgspec.Struct, kw_only=True):
 class BootState:
     """Everything one boot said so far. Grows with the number of processes and of kinds of lines, not with the log."""
 
-    def __init__(self, grammar: Grammar, family: str | None, *, simulated: bool) -> None:
-        self.grammar = grammar
+    def __init__(self, family: str | None, *, simulated: bool) -> None:
         self.simulated = simulated
         self.asked_family = family
         self.families: dict[str, int] = {}
@@ -93,12 +106,18 @@ class BootState:
     @property
     def family(self) -> str:
         """Grammar table that read it; ``"unknown"`` where no line was recognised."""
-        for special in ("rdna4", "neuron", "sglang", "llama.cpp", "vllm"):
-            if special in self.families:
-                return special
+        for family in FAMILIES:
+            if family in self.families:
+                return family
         if "" in self.families:
             return self.asked_family or "vllm"
         return "unknown"
+
+    @property
+    def peak_usage(self) -> float | None:
+        """The highest usage of the KV cache seen, in percent."""
+        values = self.facts.values.get("kv_usage_pct", {}).values()
+        return max((float(value.value) for value in values), default=None)
 
     @property
     def pinned(self) -> bool:
@@ -106,11 +125,16 @@ class BootState:
         return "kv_pinned" in self.facts or "kv_cache_memory_bytes" in self.facts
 
     @property
+    def settled(self) -> bool:
+        """It serves, and one more line that says so says nothing new."""
+        return self.served is not None and self.requests and all(seen.survived for seen in self.failures)
+
+    @property
     def waits_for_more(self) -> bool:
         """A wrapped sentence is open: the next lines are needed whatever they contain."""
         return bool(self._wrapped)
 
-    def take(self, line: int, text: Text, *, partial: bool = False) -> list[Milestone]:
+    def take(self, line: int, text: Text, kind: Kind, *, partial: bool = False) -> list[Milestone]:
         """Read one line; returns the milestones that it shows for the first time.
 
         Of a ``partial`` line, whose end has not come, no figure counts that its last character belongs to.
@@ -121,9 +145,10 @@ class BootState:
             self._continue(text, process)
         before = len(self.milestones)
         matched = False
-        for compiled in self.grammar.rows_for(text.text):
+        for compiled in kind.rows:
             matched |= self._match(compiled, line, text.text, process, partial=partial)
-        self._traceback(line, text.text, process, matched=matched)
+        if kind.trace:
+            self._traceback(line, text.text, process, matched=matched or partial)
         return self.milestones[before:]
 
     def _process(self, text: Text) -> Process:
@@ -225,7 +250,7 @@ class BootState:
 
     def _milestone(self, row: Row, evidence: Evidence, process: Process) -> None:
         assert row.phase is not None, "only rows with a phase are milestones"
-        order = self.grammar.order(self.family)
+        order = order_of(self.family)
         for seen in self.failures:
             bare = seen.process == (None, None) and seen.failure.tier is not Tier.ROOT
             if (bare or seen.process == process) and order[row.phase] > order[seen.phase] > 0:
@@ -329,7 +354,7 @@ class BootState:
             self.families.setdefault("vllm", 0)
         phase = FRAMES.get(function)
         if function in WAITING_FRAMES:
-            order = self.grammar.order(self.family)
+            order = order_of(self.family)
             phase = max(self.now, Phase.WORKER_INIT, key=order.__getitem__)
         if phase is None:
             self._frames.setdefault(process, None)

@@ -69,6 +69,7 @@ CLASSES: Final[dict[str, Proof]] = {
     "ready_timeout": Proof.NO_VERDICT,
     "kernel_fault": Proof.OTHER,
     "engine_exception": Proof.OTHER,
+    "unexplained": Proof.NO_VERDICT,
 }
 """Every failure class that a diagnosis may name, with what it proves."""
 

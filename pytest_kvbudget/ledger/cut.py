@@ -22,8 +22,10 @@ MOST_RETIRED: Final = 65536
 
 
 class Cutter:
-    """Watches processes and banners. A boot begins where a process that exists once comes with another pid, or where
-    a banner, a plan table or an engine start comes after the boot had got beyond that point.
+    """Watches processes and banners.
+
+    A boot begins where a process that exists once comes with another pid, or where a banner, a plan table or an engine
+    start comes after the boot had got beyond that point.
     """
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.boot import BootState, Seen
 from pytest_kvbudget.ledger.classes import Proof, proof_of
+from pytest_kvbudget.ledger.grammar import order_of
 from pytest_kvbudget.ledger.grammar.model import Tier
 from pytest_kvbudget.ledger.levers import levers_for
 from pytest_kvbudget.ledger.model import Cause, Evidence, Outcome
@@ -14,7 +15,7 @@ from pytest_kvbudget.verdict import Phase
 
 NEAR_FULL: Final = 0.87
 """Free over total at start-up. Above it the shape asks for too much (drivers and desktops hold a few percent); below
-it somebody else holds the card: 27.28 of 31.86 GiB was memory not yet released, 19.77 of 22.05 GiB an asked share too big."""
+it somebody else holds the card: 27.28 of 31.86 GiB was memory not yet released, 19.77 of 22.05 GiB a share too big."""
 
 OVERPRICE: Final = 1.08
 """The fork's planner reserves this much more than its registry's bytes per token, and caps the pool there."""
@@ -69,13 +70,13 @@ def _root(state: BootState) -> Seen | None:
     living = [seen for seen in state.failures if not seen.survived]
     hard = [seen for seen in living if not seen.failure.soft]
     if hard:
-        return min(hard, key=lambda seen: (seen.failure.tier, seen.evidence.line))
+        return min(hard, key=lambda seen: (seen.failure.tier, seen.evidence.line, seen.failure.phase is None))
     return None
 
 
 def _without_root(state: BootState) -> Diagnosis:
     """No line says that the boot failed: it served, went on after a failure, starved, was stopped, or is not over."""
-    order = state.grammar.order(state.family)
+    order = order_of(state.family)
     furthest = max(state.phases, key=order.__getitem__, default=Phase.UNKNOWN)
     recovered = [seen for seen in state.failures if _allocation(seen) and (seen.failure.soft or seen.survived)]
     if state.stopping is not None and state.served is None:

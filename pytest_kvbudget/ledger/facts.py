@@ -7,6 +7,7 @@ from typing import Final, Literal
 from pytest_kvbudget.ledger.model import Value
 from pytest_kvbudget.verdict import Provenance
 
+
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 

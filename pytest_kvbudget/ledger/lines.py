@@ -14,6 +14,11 @@ TAIL_BYTES: Final = 64 * 1024
 _END = re.compile(rb"[\r\n]")
 
 
+def capped(piece: bytes) -> bytes:
+    """A piece without the middle that is not kept."""
+    return piece if len(piece) <= HEAD_BYTES + TAIL_BYTES else piece[:HEAD_BYTES] + piece[-TAIL_BYTES:]
+
+
 class LineSplitter:
     r"""Cuts a stream into pieces that end in ``\n`` or ``\r``; memory does not grow with the length of a line.
 
@@ -47,6 +52,10 @@ class LineSplitter:
             self._keep(data[start:])
             self._any = True
 
+    def skip(self, lines: int) -> None:
+        """Count whole lines that were read elsewhere; only where no line is begun."""
+        self.line += lines
+
     def rest(self) -> tuple[int, bytes] | None:
         """Take the piece that no end has come for, ``None`` when the stream stopped at an end."""
         if not self._head:
@@ -55,7 +64,7 @@ class LineSplitter:
 
     def _take(self, last: bytes) -> bytes:
         if not self._head:
-            return last if len(last) <= HEAD_BYTES + TAIL_BYTES else last[:HEAD_BYTES] + last[-TAIL_BYTES:]
+            return capped(last)
         self._keep(last)
         piece = bytes(self._head + self._tail)
         self._head.clear()

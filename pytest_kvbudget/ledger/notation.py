@@ -105,11 +105,11 @@ class Pattern:
         return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
 
     def readings(self, match: re.Match[str], end: int | None = None) -> dict[str, Reading]:
-        """The figures of a match, by name; places that did not match, or that end beyond ``end``, are not there."""
+        """The figures of a match, by name; places that did not match, or digits beyond ``end``, are not there."""
         found = {}
         for name, kind in self.kinds.items():
             printed = match[name]
-            if printed is not None and (end is None or match.end(name) <= end):
+            if printed is not None and (end is None or match.end(name) <= end or not printed[-1].isdigit()):
                 found[name] = read(printed, kind)
         return found
 

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cache
 
 from pytest_kvbudget.ledger.assemble import assemble
 from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.cut import Cutter
-from pytest_kvbudget.ledger.grammar import Grammar, standard
-from pytest_kvbudget.ledger.grammar.model import Row
-from pytest_kvbudget.ledger.lines import LineSplitter
+from pytest_kvbudget.ledger.grammar import TABLES
+from pytest_kvbudget.ledger.grammar.model import CompiledRow, Row
+from pytest_kvbudget.ledger.lines import LineSplitter, capped
 from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import clean
+from pytest_kvbudget.ledger.scan import Scanner
 from pytest_kvbudget.verdict import Phase
 
 LONGEST_LAST_LINE = 400
 """Characters kept of the last line."""
+
+
+_LOAD = re.compile(rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |#queue-req: )([0-9]+)(?:.*usage: ([0-9.]+)%)?")
+
+
+@cache
+def _standard_rows() -> tuple[CompiledRow, ...]:
+    return tuple(CompiledRow(row, table.family) for table in TABLES for row in table.rows)
+
+
+def scanner_of(patterns: Sequence[Row] = ()) -> Scanner:
+    """What finds the lines of the grammar, and of ``patterns`` that a user added.
+
+    Raises:
+        NotationError: for a pattern that does not compile or has no plain text to find its line by.
+    """
+    return Scanner((*_standard_rows(), *(CompiledRow(row, None) for row in patterns)))
 
 
 class LedgerReader:
@@ -35,7 +55,7 @@ class LedgerReader:
         Raises:
             NotationError: for a pattern that does not compile.
         """
-        self._grammar = Grammar(extra=patterns) if patterns else standard()
+        self._scanner = scanner_of(patterns)
         self._family = family
         self._simulated = simulated
         self._splitter = LineSplitter()
@@ -55,9 +75,13 @@ class LedgerReader:
         if self._closed:
             raise ValueError("feed() after close(); expected a reader that is still open")
         found: list[Milestone] = []
-        for line, piece in self._splitter.feed(data):
-            if piece:
-                self._piece(line, piece, found)
+        first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
+        for line, piece in self._splitter.feed(data[:first]):
+            self._piece(line, piece, found)
+        if first < last:
+            self._whole_lines(data[first:last], found)
+        for line, piece in self._splitter.feed(data[last:]):
+            self._piece(line, piece, found)
         return tuple(found)
 
     def end_line(self) -> None:
@@ -104,18 +128,62 @@ class LedgerReader:
             text = said.text.strip() or text
         return text[:LONGEST_LAST_LINE]
 
+    def _whole_lines(self, block: bytes, found: list[Milestone]) -> None:
+        """Read a block that begins with a line and ends with one; most of its lines are not even looked at."""
+        lines = block.split(b"\n")
+        lines.pop()
+        number, done = self._splitter.line, 0
+        for index, alive in self._scanner.pick(block):
+            while self._state.waits_for_more and done < index:
+                self._line(number + done, lines[done], found)
+                done += 1
+            done = index + 1
+            if not (alive and self._state.settled and self._says_nothing_new(lines[index])):
+                self._line(number + index, lines[index], found)
+        while self._state.waits_for_more and done < len(lines):
+            self._line(number + done, lines[done], found)
+            done += 1
+        self._splitter.skip(len(lines))
+        for line in reversed(lines):
+            pieces = [piece for piece in line.split(b"\r") if piece and not piece.isspace()]
+            if pieces:
+                self._last_piece = capped(pieces[-1])
+                break
+
+    def _line(self, number: int, line: bytes, found: list[Milestone]) -> None:
+        for piece in line.split(b"\r"):
+            self._piece(number, capped(piece), found)
+
     def _new_state(self) -> BootState:
-        return BootState(self._grammar, self._family, simulated=self._simulated)
+        return BootState(self._family, simulated=self._simulated)
+
+    def _says_nothing_new(self, piece: bytes) -> bool:
+        """Of a line that only says that a settled engine serves: no request waits alone, no new peak of the usage."""
+        match = _LOAD.search(piece)
+        if match is None:
+            return True
+        running, waiting, usage = match.groups()
+        peak = self._state.peak_usage
+        return (
+            not self._state.starved
+            and (waiting == b"0" or running != b"0")
+            and (usage is None or (peak is not None and float(usage) <= peak))
+        )
 
     def _piece(self, line: int, piece: bytes, found: list[Milestone], *, partial: bool = False) -> None:
-        if not piece.isspace():
-            self._last_piece = piece
-        if not self._state.waits_for_more and not self._grammar.concerns(piece):
+        if not piece or piece.isspace():
             return
+        self._last_piece = piece
+        kind = self._scanner.kind(piece)
+        if not self._state.waits_for_more:
+            if not kind.rows and not kind.trace:
+                return
+            if kind.alive and self._state.settled and self._says_nothing_new(piece):
+                return
         for text in clean(piece):
             if self._cutter.begins_boot(self._state, text):
                 self._earlier.append(assemble(self._state, line - self._starts[-1]))
                 self._starts.append(line)
                 self._state = self._new_state()
             if not self._cutter.retired(text):
-                found += self._state.take(line, text, partial=partial)
+                found += self._state.take(line, text, kind, partial=partial)

@@ -245,4 +245,5 @@ _PLAIN: Final[dict[str, str]] = {
     "ready_timeout": "the engine did not become ready in time",
     "kernel_fault": "a kernel failed; this is no lack of memory",
     "engine_exception": "the engine raised an exception",
+    "unexplained": "the engine reports a failure and the log does not say of what",
 }

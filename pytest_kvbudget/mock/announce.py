@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from pytest_kvbudget.mock.arguments import Arguments, looks_like_path
-from pytest_kvbudget.mock.failures import SERVE, Failure
+from pytest_kvbudget.mock.failures import Failure
+from pytest_kvbudget.mock.frames import SERVE
 from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.process import Log, gib
 from pytest_kvbudget.mock.spec import MockDevice
@@ -18,13 +19,13 @@ _PYDANTIC: Final = "    For further information visit https://errors.pydantic.de
 
 def banner(log: Log, spec: MockDevice, arguments: Arguments, cards: list[int], sysfs: str) -> None:
     """The first records. The very first says that nothing here is real."""
-    log.info(
+    log.say(
         "mock.py:1",
         f"pytest-kvbudget simulated device: cards {','.join(map(str, cards))} of {gib(spec.device_total)} GiB, dialect"
         f" {spec.dialect}, shown in {sysfs}",
     )
     clav = f"  Clav Version {CLAV_VERSION}" if spec.dialect == "rdna4" else ""
-    log.info(
+    log.say(
         "api_utils.py:347",
         "\n       █     █     █▄   ▄█\n"
         f" ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0{clav}\n"
@@ -32,7 +33,7 @@ def banner(log: Log, spec: MockDevice, arguments: Arguments, cards: list[int], s
         "   ▀▀  ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀  simulated device\n",
     )
     shown = {"model_tag": arguments.model, **arguments.given, "model": arguments.model}
-    log.info("api_utils.py:286", f"non-default args: {shown}")
+    log.say("api_utils.py:286", f"non-default args: {shown}")
 
 
 def check_model(arguments: Arguments) -> None:
@@ -70,7 +71,9 @@ def check_arguments(spec: MockDevice, arguments: Arguments) -> None:
         )
     used = arguments.gpu_memory_utilization
     if not 0 < used <= 1:
-        limit, kind = ("greater than 0", "greater_than") if used <= 0 else ("less than or equal to 1", "less_than_equal")
+        limit, kind = (
+            ("greater than 0", "greater_than") if used <= 0 else ("less than or equal to 1", "less_than_equal")
+        )
         raise _invalid(
             "CacheConfig",
             f"gpu_memory_utilization\n  Input should be {limit} [type={kind}, input_value={used}, input_type=float]\n"
@@ -91,25 +94,26 @@ def configured(log: Log, physics: Physics) -> None:
         Failure: the fork's planner refuses.
     """
     arguments = physics.arguments
-    log.info("model.py:733", "Resolved architecture: SimulatedForCausalLM")
-    log.info("model.py:2152", f"Using max model len {physics.max_model_len}")
-    log.info(
-        "scheduler.py:308", f"Chunked prefill is enabled with max_num_batched_tokens={arguments.max_num_batched_tokens}."
+    log.say("model.py:733", "Resolved architecture: SimulatedForCausalLM")
+    log.say("model.py:2152", f"Using max model len {physics.max_model_len}")
+    log.say(
+        "scheduler.py:308",
+        f"Chunked prefill is enabled with max_num_batched_tokens={arguments.max_num_batched_tokens}.",
     )
     if arguments.enforce_eager:
-        log.warning(
+        log.caution(
             "vllm.py:1703",
-            "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to setting"
-            " -cc.mode=none -cc.cudagraph_mode=none and --kernel_config.enable_jit_warmup=False",
+            "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to"
+            " setting -cc.mode=none -cc.cudagraph_mode=none and --kernel_config.enable_jit_warmup=False",
         )
     if physics.state_bytes:
         padding = 100 * (physics.block_bytes - physics.state_bytes) / physics.state_bytes
-        log.info(
+        log.say(
             "interface.py:1097",
             f"Setting attention block size to {physics.block_tokens} tokens to ensure that attention page size is >="
             " mamba page size.",
         )
-        log.info(
+        log.say(
             "interface.py:1120",
             f"Padding mamba page size by {padding:.2f}% to ensure that mamba page size and attention page size are"
             " exactly equal.",
@@ -132,7 +136,7 @@ def _plan_table(log: Log, physics: Physics) -> None:
         ("expert cache space", plan.room_bytes, f"{plan.slots:,} slots"),
     )  # fmt: skip
     for label, size_bytes, tail in rows:
-        log.info("expert_plan.py:388", f"{label:<44} {size_bytes / GIB:7.2f} GiB     {tail}".rstrip())
+        log.say("expert_plan.py:388", f"{label:<44} {size_bytes / GIB:7.2f} GiB     {tail}".rstrip())
     if plan.slots < arena.slots_min:
         raise Failure(
             "ExpertPlanError",

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
+from pytest_kvbudget.mock.arguments import Arguments
 from pytest_kvbudget.mock.process import Channel, Message, raw
 from pytest_kvbudget.mock.spec import MockDevice
-from pytest_kvbudget.mock.arguments import Arguments
 from pytest_kvbudget.mock.wire import Connection, HttpRequest, reason
 
 DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -18,7 +18,8 @@ COMPLETIONS: Final = {"/v1/completions": False, "/v1/chat/completions": True}
 TEMPLATE_TOKENS: Final = 4
 """What a chat template adds for each message."""
 CHARACTERS_PER_TOKEN: Final = 4
-TOKEN_TEXT: Final = " tok"
+ANSWER_WORD: Final = " tok"
+"""Text of every generated token."""
 
 
 class BadRequest(Exception):  # noqa: N818 - vLLM's own name for it
@@ -80,13 +81,13 @@ class Api:
             try:
                 self._complete(connection, request)
             except BadRequest as error:
-                self._error(connection, request, 400, "BadRequestError", str(error), error.parameter)
+                self._error(connection, request, 400, str(error), error.parameter)
         else:
             self._json(connection, request, 404, {"detail": "Not Found"})
 
     def _complete(self, connection: Connection, request: HttpRequest) -> None:
         if self.dead:
-            self._error(connection, request, 500, "InternalServerError", DEAD)
+            self._error(connection, request, 500, DEAD)
             return
         try:
             body = msgspec.json.decode(request.body, type=dict[str, Any])
@@ -103,29 +104,28 @@ class Api:
         self._totals["prompt"] += prompt_tokens
         connection.job = job.id
         if job.stream:
-            job.event = self._event(job, {"index": 0, **self._text(job, TOKEN_TEXT), "finish_reason": None})
+            job.event = self._event(job, {"index": 0, **self._text(job, ANSWER_WORD), "finish_reason": None})
             self._access(connection, f"POST {job.route}", 200)
             connection.begin_stream()
-        self._channel.send(
-            {"type": "add", "id": job.id, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens}
-        )
+        self._channel.send({"type": "add", "id": job.id, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens})
 
     def _max_tokens(self, body: dict[str, Any], prompt_tokens: int, *, chat: bool) -> int:
-        """vLLM's limits: a prompt over the window and an answer over the window are refused, their sum is cut."""
+        """VLLM's limits: a prompt over the window and an answer over the window are refused, their sum is cut."""
         window = int(self._ready["max_model_len"])
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
         if asked is not None and (not isinstance(asked, int) or asked < 1):
             raise BadRequest(f"max_tokens must be at least 1, got {asked}.", "max_tokens")
         if asked is not None and asked > window:
             raise BadRequest(
-                f"max_tokens={asked} cannot be greater than max_model_len={window}. Please request fewer output tokens.",
+                f"max_tokens={asked} cannot be greater than max_model_len={window}. Please request fewer output"
+                " tokens.",
                 "max_tokens",
             )
         if prompt_tokens >= window:
             raise BadRequest(
                 f"This model's maximum context length is {window} tokens. However, your prompt contains {prompt_tokens}"
-                " input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the"
-                " input prompt.",
+                " input tokens, which exceeds this limit even without any output tokens. Please reduce the length of"
+                " the input prompt.",
                 "input_tokens",
             )
         return min(window - prompt_tokens, asked or (window if chat else 16))
@@ -162,7 +162,7 @@ class Api:
             job.connection.send_events(tail + b"data: [DONE]\n\n")
             job.connection.end_stream()
             return
-        text = TOKEN_TEXT * job.generated
+        text = ANSWER_WORD * job.generated
         content = {"message": {"role": "assistant", "content": text}} if COMPLETIONS[job.route] else {"text": text}
         answer = {**self._envelope(job, ""), "choices": [{"index": 0, **content, "finish_reason": "length"}],
                   "usage": usage}  # fmt: skip
@@ -203,12 +203,13 @@ class Api:
                 job.connection.closing = True
             else:
                 request = HttpRequest("POST", job.route, b"", keep_alive=False)
-                self._error(job.connection, request, 500, "InternalServerError", DEAD)
+                self._error(job.connection, request, 500, DEAD)
         self._jobs = {}
 
     def _error(
-        self, connection: Connection, request: HttpRequest, status: int, kind: str, text: str, param: str | None = None
+        self, connection: Connection, request: HttpRequest, status: int, text: str, param: str | None = None
     ) -> None:
+        kind = "BadRequestError" if status == 400 else "InternalServerError"
         error = {"message": text, "type": kind, "param": param, "code": status}
         self._json(connection, request, status, {"error": error})
 

@@ -112,7 +112,7 @@ def parse(argv: list[str], *, fork: bool) -> Arguments:
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
-            (unknown if unknown else positional).append(word)
+            (unknown or positional).append(word)
             continue
         flag, equals, value = word.partition("=")
         name = _SHORT.get(flag, flag.removeprefix("--").replace("_", "-"))

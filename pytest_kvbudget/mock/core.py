@@ -16,7 +16,6 @@ import msgspec
 from pytest_kvbudget.mock.failures import Failure, log_exception, uncaught
 from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.process import Channel, Log, Message, gib, set_title
-
 from pytest_kvbudget.mock.workers import Executor, ManyProcesses, OneProcess, WorkerDiedError
 
 TOKENS_AT_ONCE: Final = 512
@@ -55,6 +54,8 @@ class Core:
         """The life of the process."""
         set_title("VLLM::EngineCore")
         faults = self._physics.spec.faults
+        # a terminal's interrupt reaches every process; the server's SIGTERM is the one that counts
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if faults.ignore_sigterm else self._on_sigterm)
         try:
             self._boot()
@@ -72,11 +73,11 @@ class Core:
         self._shut_down()
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        self._log.info("core.py:1454", "[shutdown] EngineCore: trigger received signal=SIGTERM")
+        self._log.say("core.py:1454", "[shutdown] EngineCore: trigger received signal=SIGTERM")
         self._stop = True
 
     def _executor_failed(self, death: WorkerDiedError, frames: tuple[str, ...]) -> Failure:
-        self._log.error("multiproc_executor.py:315", str(death))
+        self._log.fail("multiproc_executor.py:315", str(death))
         return Failure("RuntimeError", "Executor failed.", frames)
 
     def _failed(self, title: str, failure: Failure) -> NoReturn:
@@ -101,9 +102,9 @@ class Core:
 
     def _boot(self) -> None:
         physics, arguments = self._physics, self._physics.arguments
-        self._log.info("core.py:133", f"Initializing a V1 LLM engine (v0.32.0) with config: {_config(physics)}")
+        self._log.say("core.py:133", f"Initializing a V1 LLM engine (v0.32.0) with config: {_config(physics)}")
         if physics.ranks > 1:
-            self._log.info(
+            self._log.say(
                 "multiproc_executor.py:153",
                 "DP group leader: node_rank=0, node_rank_within_dp=0, master_addr=127.0.0.1, mq_connect_ip=127.0.0.1"
                 f" (local), world_size={physics.ranks}, local_world_size={physics.ranks}",
@@ -130,7 +131,7 @@ class Core:
         executor.run("warm_up")
         compile_s = 0 if arguments.enforce_eager else physics.spec.seconds.compile
         compiled = f" (compilation: {compile_s:.2f} s)" if compile_s else ""
-        self._log.info(
+        self._log.say(
             "core.py:402",
             f"init engine (profile, create kv cache, warmup model) took {time.monotonic() - began:.2f} s{compiled}",
         )
@@ -146,8 +147,9 @@ class Core:
             if rank_bytes <= 0:
                 raise Failure(
                     "ValueError",
-                    "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing"
-                    " the engine (this flag also controls CPU memory reservation on the CPU backend, despite its name)."
+                    "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when"
+                    " initializing the engine (this flag also controls CPU memory reservation on the CPU"
+                    " backend, despite its name)."
                     f" {_CONSERVING}",
                     (*frames, "get_configs", "check"),
                 )
@@ -167,7 +169,7 @@ class Core:
         self._blocks = min(available_bytes) // physics.block_bytes
         self._free_blocks = self._blocks - 1
         concurrency = self._blocks / physics.blocks_for(physics.max_model_len)
-        self._log.info(
+        self._log.say(
             "kv_cache_utils.py:2327",
             f"GPU KV cache size: {int(concurrency * physics.max_model_len):,} tokens, Maximum concurrency for"
             f" {physics.max_model_len:,} tokens per request: {concurrency:.2f}x",
@@ -188,7 +190,7 @@ class Core:
             text = f"full model context length {physics.max_model_len} fits in {memory}"
         else:
             text = f"reduced from {physics.max_model_len} to {fitted} to fit in {memory}"
-        self._log.info("kv_cache_utils.py:2477", f"Auto-fit max_model_len: {text}")
+        self._log.say("kv_cache_utils.py:2477", f"Auto-fit max_model_len: {text}")
         physics.max_model_len = fitted
 
     def _serve(self) -> None:
@@ -294,13 +296,13 @@ class Core:
     def _shut_down(self) -> NoReturn:
         assert self._executor is not None
         time.sleep(self._physics.spec.seconds.shutdown)
-        info = self._log.info
-        info("core.py:1635", "[shutdown] EngineCore: start mode=abort timeout=0s")
+        say = self._log.say
+        say("core.py:1635", "[shutdown] EngineCore: start mode=abort timeout=0s")
         if self._running or self._waiting:
             count = len(self._running) + len(self._waiting)
-            info("core.py:1642", f"[shutdown] EngineCore: aborting in-flight requests count={count}")
-        info("core.py:1666", "[shutdown] EngineCore: request processing complete; starting resource teardown")
-        info("core.py:1499", "[shutdown] EngineCore: exiting busy loop")
+            say("core.py:1642", f"[shutdown] EngineCore: aborting in-flight requests count={count}")
+        say("core.py:1666", "[shutdown] EngineCore: request processing complete; starting resource teardown")
+        say("core.py:1499", "[shutdown] EngineCore: exiting busy loop")
         if self._executor.channels():
             self._executor.shut_down()
         self._channel.close()

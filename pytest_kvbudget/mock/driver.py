@@ -98,7 +98,8 @@ def _replace(path: str, value: object) -> None:
 class Driver:
     """Serves clients until the last one and the last owner are gone.
 
-    Requests are lines: ``spec``, ``plug COUNT``, ``owner PID``, ``mem CARD``, ``alloc CARD BYTES``, ``free CARD BYTES``.
+    Requests are lines: ``spec``, ``plug COUNT``, ``owner PID``, ``mem CARD``, ``alloc CARD BYTES`` and
+    ``free CARD BYTES``.
     """
 
     def __init__(self, listener: socket.socket, cards: Cards, owner_pid: int) -> None:
@@ -118,8 +119,9 @@ class Driver:
             while self._clients or self._owners:
                 self._step()
         finally:
-            self._listener.close()
+            # while the socket is held, no other driver writes these files
             self._cards.idle()
+            self._listener.close()
 
     def _step(self) -> None:
         for key, _ in self._selector.select():
@@ -154,21 +156,20 @@ class Driver:
                 return
 
     def _answer(self, client: socket.socket, words: list[str]) -> str:
-        cards, (verb, *arguments) = self._cards, words
+        verb, *arguments = words
         if verb == "spec":
-            return f"{cards.total_bytes} {cards.idle_bytes}"
-        if verb == "plug":
-            cards.plug(int(arguments[0]))
+            return f"{self._cards.total_bytes} {self._cards.idle_bytes}"
+        if verb in {"plug", "owner"}:
+            (self._cards.plug if verb == "plug" else self._own)(int(arguments[0]))
             return "ok"
-        if verb == "owner":
-            self._own(int(arguments[0]))
-            return "ok"
-        card = int(arguments[0])
+        return self._memory(client, verb, int(arguments[0]), *map(int, arguments[1:]))
+
+    def _memory(self, client: socket.socket, verb: str, card: int, size_bytes: int = 0) -> str:
+        cards = self._cards
         if not 0 <= card < len(cards):
             return f"no-card {len(cards)}"
         if verb == "mem":
             return f"mem {cards.free_bytes(card)}"
-        size_bytes = int(arguments[1])
         held = self._clients[client]
         if verb == "free":
             size_bytes = -min(size_bytes, held.get(card, 0))
@@ -264,7 +265,7 @@ def ensure_driver(sysfs: str | Path, spec: MockDevice, owner_pid: int, *, cards:
             client = DriverClient(sysfs)
         except DriverError as error:
             if time.monotonic() > deadline:
-                raise DriverError(f"{error} (within {DEADLINE_S:.0f} s); is {sysfs} writable?") from None
+                raise DriverError(f"{error} (within {DEADLINE_S:.0f} s)") from None
             _start(sysfs, spec, owner_pid, cards)
             continue
         try:
@@ -295,11 +296,16 @@ def _adopt(client: DriverClient, sysfs: str | Path, spec: MockDevice, owner_pid:
 
 def _start(sysfs: str | Path, spec: MockDevice, owner_pid: int, cards: int) -> None:
     """Run the driver's launcher, which ends as soon as the driver listens, or another one does."""
-    argv = [sys.executable, "-I", "-S", os.path.abspath(__file__), "--sysfs", str(sysfs), "--cards", str(cards),
-            "--total", str(spec.device_total), "--idle", str(spec.idle_bytes), "--owner-pid", str(owner_pid)]  # fmt: skip
+    argv = [sys.executable, "-I", "-S", __file__, "--sysfs", str(sysfs), "--cards", str(cards),
+            "--total", str(spec.device_total), "--idle", str(spec.idle_bytes),
+            "--owner-pid", str(owner_pid)]  # fmt: skip
     null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
-    pid = os.posix_spawn(sys.executable, argv, {}, file_actions=null)
-    os.waitpid(pid, 0)
+    pid = os.posix_spawn(sys.executable, argv, os.environ, file_actions=null)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status:
+        raise DriverError(
+            f"the driver of the simulated cards ended with status {status}; is {sysfs} a writable folder?"
+        )
 
 
 def main(arguments: list[str]) -> int:

@@ -70,7 +70,7 @@ class Physics:
         return -(-size_bytes * self.spec.ranks // self.ranks)
 
     def _block_tokens(self) -> int:
-        """vLLM's rule for hybrids: the smallest multiple of the block size whose page holds one state."""
+        """VLLM's rule for hybrids: the smallest multiple of the block size whose page holds one state."""
         size = self.spec.block_size
         if not self.state_bytes:
             return size
@@ -85,7 +85,7 @@ class Physics:
         return self.blocks_for(tokens) * self.block_bytes
 
     def estimated_len(self, available_bytes: int) -> int:
-        """vLLM's own binary search for the longest window that fits; 0 when not even one token does."""
+        """VLLM's own binary search for the longest window that fits; 0 when not even one token does."""
         low, high, found = 1, self.max_model_len, 0
         while low <= high:
             middle = (low + high) // 2

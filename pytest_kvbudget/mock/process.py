@@ -17,7 +17,8 @@ Message = dict[str, Any]
 def set_title(title: str) -> None:
     """Show ``title`` in ``/proc/PID/cmdline`` and, cut to 15 bytes, in ``comm``, as vLLM's processes do.
 
-    The command line is overwritten in place through ``/proc/self/mem``; where a kernel forbids that, only ``comm`` shows it.
+    The command line is overwritten in place through ``/proc/self/mem``; where a kernel forbids that, only ``comm``
+    shows it.
     """
     Path("/proc/self/comm").write_bytes(title.encode()[:15])
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
@@ -39,15 +40,15 @@ class Log:
         stamp = time.strftime("%m-%d %H:%M:%S")
         raw("".join(f"{self.prefix} {level} {stamp} [{where}] {line}\n" for line in text.split("\n")))
 
-    def info(self, where: str, text: str) -> None:
+    def say(self, where: str, text: str) -> None:
         """An INFO record of ``file.py:line``."""
         self.write("INFO", where, text)
 
-    def warning(self, where: str, text: str) -> None:
+    def caution(self, where: str, text: str) -> None:
         """A WARNING record."""
         self.write("WARNING", where, text)
 
-    def error(self, where: str, text: str) -> None:
+    def fail(self, where: str, text: str) -> None:
         """An ERROR record."""
         self.write("ERROR", where, text)
 

@@ -56,8 +56,10 @@ class Rank:
         if self.rank >= len(self._cards):
             text = f"DP adjusted local rank {self.rank} is out of bounds for {len(self._cards)} devices."
             raise Failure("AssertionError", text, ("bounds",))
-        place = f"DP rank 0, PP rank 0, PCP rank 0, TP rank {self.rank}, ETP rank {self.rank}, EP rank N/A, EPLB rank N/A"
-        self._log.info(
+        place = (
+            f"DP rank 0, PP rank 0, PCP rank 0, TP rank {self.rank}, ETP rank {self.rank}, EP rank N/A, EPLB rank N/A"
+        )
+        self._log.say(
             "parallel_state.py:2350", f"rank {self.rank} in world size {physics.ranks} is assigned as {place}"
         )
         time.sleep(self._seconds.worker_init)
@@ -78,7 +80,7 @@ class Rank:
         self._enter("weights_load")
         physics, began = self.physics, time.monotonic()
         if self._first:
-            self._log.info("gpu_model_runner.py:5040", f"Starting to load model {physics.arguments.model}...")
+            self._log.say("gpu_model_runner.py:5040", f"Starting to load model {physics.arguments.model}...")
         frames = ("load_model", "runner_load", "create_weights")
         weights = physics.weights_bytes
         if physics.arena_plan is not None and physics.spec.arena is not None:
@@ -89,7 +91,7 @@ class Rank:
                 self._alloc(weights * (shard + 1) // WEIGHT_SHARDS - weights * shard // WEIGHT_SHARDS, frames)
                 time.sleep(self._seconds.weights_load / WEIGHT_SHARDS)
         except Failure as failure:
-            self._log.error(
+            self._log.fail(
                 "gpu_model_runner.py:5147",
                 "Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory for"
                 " weights, increasing --tensor-parallel-size, or using --quantization. See"
@@ -99,8 +101,8 @@ class Rank:
             raise
         if self._first:
             taken = time.monotonic() - began
-            self._log.info("default_loader.py:430", f"Loading weights took {taken:.2f} seconds")
-            self._log.info(
+            self._log.say("default_loader.py:430", f"Loading weights took {taken:.2f} seconds")
+            self._log.say(
                 "gpu_model_runner.py:5150", f"Model loading took {gib(weights)} GiB memory and {taken:.6f} seconds"
             )
         return 0
@@ -115,7 +117,7 @@ class Rank:
         self._release(physics.activation_bytes)
         free_now = self._free()
         if spec.dialect == "rdna4":
-            self._log.info(
+            self._log.say(
                 "gpu_worker.py:655",
                 f"memory after profile: torch reserved {gib(self._usage.torch)} GiB, torch allocated"
                 f" {gib(self._usage.torch)} GiB, non-torch {gib(spec.non_torch)} GiB (before load: non-torch"
@@ -130,7 +132,8 @@ class Rank:
                 "AssertionError",
                 f"Error in memory profiling. Initial free memory {gib(self._free_at_start)} GiB, current free memory"
                 f" {gib(free_now)} GiB. This happens when other processes sharing the same container release GPU memory"
-                " while vLLM is profiling during initialization. To fix this, ensure consistent GPU memory allocation or"
+                " while vLLM is profiling during initialization. To fix this, ensure consistent GPU memory"
+                " allocation or"
                 " isolate vLLM in its own container.",
                 ("profile_assert",),
             )
@@ -140,7 +143,7 @@ class Rank:
         self._available = physics.requested_bytes - taken
         self._check_plan(before)
         if self._first:
-            self._log.info("gpu_worker.py:760", f"Available KV cache memory: {gib(self._available)} GiB")
+            self._log.say("gpu_worker.py:760", f"Available KV cache memory: {gib(self._available)} GiB")
             if physics.graph_estimate_bytes:
                 self._advise()
         return self._available
@@ -155,15 +158,16 @@ class Rank:
         if self._first:
             step = self.physics.arguments.max_num_batched_tokens
             taken = time.monotonic() - began
-            self._log.info("backends.py:1089", f"Dynamo bytecode transform time: {taken / 4:.2f} s")
-            self._log.info("backends.py:390", f"Compiling a graph for compile range (1, {step}) takes {taken / 2:.2f} s")
-            self._log.info("monitor.py:53", f"torch.compile took {taken:.2f} s in total")
+            self._log.say("backends.py:1089", f"Dynamo bytecode transform time: {taken / 4:.2f} s")
+            self._log.say("backends.py:390", f"Compiling a graph for compile range (1, {step}) takes {taken / 2:.2f} s")
+            self._log.say("monitor.py:53", f"torch.compile took {taken:.2f} s in total")
         return 0
 
     def _say_pinned(self, pinned_bytes: int) -> None:
-        self._log.info(
+        self._log.say(
             "gpu_worker.py:669",
-            f"Initial free memory {gib(self._free_at_start)} GiB, reserved {gib(pinned_bytes)} GiB memory for KV Cache as"
+            f"Initial free memory {gib(self._free_at_start)} GiB, reserved {gib(pinned_bytes)} GiB memory for"
+            " KV Cache as"
             " specified by kv_cache_memory_bytes config and skipped memory profiling. This does not respect the"
             " gpu_memory_utilization config. Only use kv_cache_memory_bytes config when you want manual control of KV"
             " cache memory size. If OOM'ed, check the difference of initial free memory between the current run and the"
@@ -178,9 +182,9 @@ class Rank:
         groups = f"PIECEWISE={len(sizes)} (largest={sizes[-1]})"
         if decode:
             groups += f", FULL={len(decode)} (largest={decode[-1]})"
-        self._log.info("gpu_model_runner.py:6369", f"Profiling CUDA graph memory: {groups}")
+        self._log.say("gpu_model_runner.py:6369", f"Profiling CUDA graph memory: {groups}")
         estimate = self.physics.graph_estimate_bytes / 2**30
-        self._log.info("gpu_model_runner.py:6474", f"Estimated CUDA graph memory: {estimate:.2f} GiB total")
+        self._log.say("gpu_model_runner.py:6474", f"Estimated CUDA graph memory: {estimate:.2f} GiB total")
 
     def _check_plan(self, before_bytes: int) -> None:
         """The fork's comparison of plan and measurement, and its cap on the pool."""
@@ -189,7 +193,7 @@ class Rank:
             return
         measured = before_bytes - physics.weights_bytes - plan.arena_bytes(arena) + physics.activation_bytes
         planned_rate, rate = arena.registry_bytes_per_token, physics.kv_bytes_per_token
-        self._log.info(
+        self._log.say(
             "expert_plan.py:530",
             f"expert offload plan check: runtime overhead planned {plan.overhead_bytes / 2**30:.2f} GiB, measured"
             f" {measured / 2**30:.2f} GiB ({(measured - plan.overhead_bytes) / 2**30:+.2f}); KV planned {planned_rate}"
@@ -201,10 +205,11 @@ class Rank:
     def _advise(self) -> None:
         used = self.physics.arguments.gpu_memory_utilization
         change = self.physics.graph_estimate_bytes / self.physics.spec.device_total
-        self._log.info(
+        self._log.say(
             "gpu_worker.py:774",
             "CUDA graph memory profiling is enabled (default since v0.21.0). The current"
-            f" --gpu-memory-utilization={used:.4f} is equivalent to --gpu-memory-utilization={used - change:.4f} without"
+            f" --gpu-memory-utilization={used:.4f} is equivalent to"
+            f" --gpu-memory-utilization={used - change:.4f} without"
             " CUDA graph memory profiling. To maintain the same effective KV cache size as before, increase"
             f" --gpu-memory-utilization to {min(used + change, 1.0):.4f}. To disable, set"
             " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
@@ -234,7 +239,7 @@ class Rank:
             return 0
         physics, spec, began = self.physics, self.physics.spec, time.monotonic()
         if self._first:
-            self._log.info(
+            self._log.say(
                 "gpu_model_runner.py:6530", f"Rank {self.rank}: Torch profiler disabled for CUDA graph capture"
             )
         self._alloc(spec.fragmentation, _CAPTURE)
@@ -257,15 +262,16 @@ class Rank:
             raw("\n")
         taken = physics.graph_bytes
         if self._first:
-            self._log.info(
+            self._log.say(
                 "gpu_model_runner.py:6581",
                 f"Graph capturing finished in {time.monotonic() - began:.0f} secs, took {taken / 2**30:.2f} GiB",
             )
         if physics.arguments.kv_cache_memory_bytes is None:
             difference = abs(taken - physics.graph_estimate_bytes)
-            self._log.info(
+            self._log.say(
                 "gpu_worker.py:971",
-                f"CUDA graph pool memory: {gib(taken)} GiB (actual), {gib(physics.graph_estimate_bytes)} GiB (estimated),"
+                f"CUDA graph pool memory: {gib(taken)} GiB (actual), {gib(physics.graph_estimate_bytes)} GiB"
+                " (estimated),"
                 f" difference: {gib(difference)} GiB ({100 * difference / max(taken, 1):.1f}%).",
             )
         return 0
@@ -304,12 +310,13 @@ class Rank:
         peak = physics.activation_bytes + physics.graph_estimate_bytes
         other = self._consumed + peak + captured_bytes + FIT_BUFFER_BYTES
         fit, full = physics.requested_bytes - other, self._free_at_start - other
-        self._log.info(
+        self._log.say(
             "gpu_worker.py:1034",
             f"Free memory on device ({gib(self._free_at_start)}/{gib(total)} GiB) on startup. Desired GPU memory"
             f" utilization is ({physics.arguments.gpu_memory_utilization}, {gib(physics.requested_bytes)} GiB). Actual"
             f" usage is {gib(self._consumed)} GiB for consumed memory (weights + non-torch), {gib(peak)} GiB for peak"
-            f" activation, and {gib(captured_bytes)} GiB for CUDAGraph memory. Replace gpu_memory_utilization config with"
+            f" activation, and {gib(captured_bytes)} GiB for CUDAGraph memory. Replace gpu_memory_utilization"
+            " config with"
             f" `--kv-cache-memory={fit}` ({gib(fit)} GiB) to fit into requested memory, or `--kv-cache-memory={full}`"
             f" ({gib(full)} GiB) to fully utilize gpu memory. Current kv cache memory in use is"
             f" {gib(self._available)} GiB.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -18,7 +19,8 @@ from pytest_kvbudget.mock.api import DEAD, Api
 from pytest_kvbudget.mock.arguments import Arguments, UsageError, parse, refuse
 from pytest_kvbudget.mock.core import Core
 from pytest_kvbudget.mock.driver import DriverError, ensure_driver
-from pytest_kvbudget.mock.failures import SERVE, Failure, log_exception, uncaught
+from pytest_kvbudget.mock.failures import Failure, log_exception, uncaught
+from pytest_kvbudget.mock.frames import SERVE
 from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.process import Channel, Log, Message, channel_pair, raw
 from pytest_kvbudget.mock.rank import hang, print_garbage
@@ -95,7 +97,8 @@ class Server:
         if self._spec.faults.ignore_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_sigterm)
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
         self._terms += 1
@@ -153,8 +156,8 @@ class Server:
         listener.listen(128)
         self._selector.register(listener, selectors.EVENT_READ, "listener")
         log, address = self._log, f"{self._arguments.host or '0.0.0.0'}:{self._arguments.port}"  # noqa: S104
-        log.info("entry.py:136", "Supported tasks: ['generate']")
-        log.info("entry.py:140", f"Starting vLLM server on http://{address}")
+        log.say("entry.py:136", "Supported tasks: ['generate']")
+        log.say("entry.py:140", f"Starting vLLM server on http://{address}")
         raw(f"INFO:     Started server process [{os.getpid()}]\nINFO:     Waiting for application startup.\n"
             "INFO:     Application startup complete.\n")  # fmt: skip
         leave_at: float | None = None
@@ -198,21 +201,19 @@ class Server:
         os.waitpid(self._core_pid, 0)
         log = self._log
         if crashed:
-            log.info("utils.py:628", "[shutdown] Process manager: send sigterm to process EngineCore")
-            log.warning(
-                "core_client.py:817", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
-            )
+            log.say("utils.py:628", "[shutdown] Process manager: send sigterm to process EngineCore")
+            log.caution("core_client.py:817", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
             self._clean_up("default")
         failure = Failure("vllm.v1.engine.exceptions.EngineDeadError", DEAD, ("output_handler", "get_output"))
         log_exception(log, "async_llm.py:906", "AsyncLLM output_handler failed.", failure, ())
 
     def _clean_up(self, timeout: str) -> None:
         log = self._log
-        log.info("core_client.py:770", f"[shutdown] MPClient: start timeout={timeout}")
-        log.info("core_client.py:772", "[shutdown] MPClient: stopping engine manager")
-        log.info("core_client.py:774", "[shutdown] MPClient: engine manager stopped")
-        log.info("core_client.py:775", "[shutdown] MPClient: cleaning up background resources")
-        log.info("core_client.py:777", "[shutdown] MPClient: complete")
+        log.say("core_client.py:770", f"[shutdown] MPClient: start timeout={timeout}")
+        log.say("core_client.py:772", "[shutdown] MPClient: stopping engine manager")
+        log.say("core_client.py:774", "[shutdown] MPClient: engine manager stopped")
+        log.say("core_client.py:775", "[shutdown] MPClient: cleaning up background resources")
+        log.say("core_client.py:777", "[shutdown] MPClient: complete")
 
     def _accept(self, listener: socket.socket) -> None:
         client, (host, port) = listener.accept()
@@ -249,17 +250,17 @@ class Server:
     def _shut_down(self, channel: Channel, listener: socket.socket, api: Api) -> NoReturn:
         """SIGTERM: the engine goes first; clients that wait for an answer then hold the server up, as in vLLM."""
         log = self._log
-        log.info("launcher.py:254", "[shutdown] API server: shutdown triggered")
-        log.info("launcher.py:270", "[shutdown] API server: stopping engine client mode=abort timeout=0s")
-        log.info("core_client.py:770", "[shutdown] MPClient: start timeout=0s")
-        log.info("core_client.py:772", "[shutdown] MPClient: stopping engine manager")
+        log.say("launcher.py:254", "[shutdown] API server: shutdown triggered")
+        log.say("launcher.py:270", "[shutdown] API server: stopping engine client mode=abort timeout=0s")
+        log.say("core_client.py:770", "[shutdown] MPClient: start timeout=0s")
+        log.say("core_client.py:772", "[shutdown] MPClient: stopping engine manager")
         self._end_core(channel)
-        log.info("core_client.py:774", "[shutdown] MPClient: engine manager stopped")
-        log.info("core_client.py:775", "[shutdown] MPClient: cleaning up background resources")
-        log.info("core_client.py:777", "[shutdown] MPClient: complete")
-        log.info("launcher.py:279", "[shutdown] API server: engine client stopped")
-        log.info("launcher.py:282", "[shutdown] API server: signalling HTTP server shutdown")
-        log.info("launcher.py:304", "[shutdown] API server: shutting down FastAPI HTTP server")
+        log.say("core_client.py:774", "[shutdown] MPClient: engine manager stopped")
+        log.say("core_client.py:775", "[shutdown] MPClient: cleaning up background resources")
+        log.say("core_client.py:777", "[shutdown] MPClient: complete")
+        log.say("launcher.py:279", "[shutdown] API server: engine client stopped")
+        log.say("launcher.py:282", "[shutdown] API server: signalling HTTP server shutdown")
+        log.say("launcher.py:304", "[shutdown] API server: shutting down FastAPI HTTP server")
         self._selector.unregister(listener)
         listener.close()
         if api.busy:
@@ -276,20 +277,21 @@ class Server:
     def _end_core(self, channel: Channel) -> None:
         """SIGTERM, and SIGKILL to whatever of the engine is then left."""
         log = self._log
-        log.info("utils.py:628", "[shutdown] Process manager: send sigterm to process EngineCore")
+        log.say("utils.py:628", "[shutdown] Process manager: send sigterm to process EngineCore")
         os.kill(self._core_pid, signal.SIGTERM)
         if not self._wait_for_core(channel, self._spec.seconds.shutdown + CORE_EXIT_S):
-            log.warning("utils.py:648", "[shutdown] Process manager: force killing remaining processes count=1")
-            log.warning(
+            log.caution("utils.py:648", "[shutdown] Process manager: force killing remaining processes count=1")
+            log.caution(
                 "utils.py:653",
                 f"[shutdown] Process manager: force killing remaining process EngineCore pid {self._core_pid}",
             )
             for rank, pid in enumerate(self._workers):
                 # workers are the core's children and not reaped before it is gone
-                log.warning(
+                log.caution(
                     "system_utils.py:225", f"[shutdown] force killing sub process VLLM::Worker_TP{rank} pid {pid}"
                 )
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             os.kill(self._core_pid, signal.SIGKILL)
         os.waitpid(self._core_pid, 0)
 
@@ -314,7 +316,9 @@ def _device() -> tuple[MockDevice, str]:
     try:
         spec = msgspec.json.decode(text, type=MockDevice)
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{DEVICE_VARIABLE}: {error}; expected the JSON of a [target.NAME.mock] table, in bytes") from None
+        raise UsageError(
+            f"{DEVICE_VARIABLE}: {error}; expected the JSON of a [target.NAME.mock] table, in bytes"
+        ) from None
     return spec, os.environ.get(SYSFS_VARIABLE) or spec.sysfs or _default_tree()
 
 

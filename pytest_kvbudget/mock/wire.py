@@ -66,7 +66,7 @@ class Connection:
         if len(rest) < length:
             return None
         self._received = rest[length:]
-        method, path, version = (request_line.split(" ") + ["", "", ""])[:3]
+        method, path, version = [*request_line.split(" "), "", "", ""][:3]
         self._keep_alive = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
         return HttpRequest(method, path.partition("?")[0], rest[:length], self._keep_alive)
 

@@ -141,7 +141,8 @@ class ManyProcesses:
         if failed:
             raise Failure(
                 "RuntimeError",
-                f"Worker failed with error '{failed[0]['text']}', please check the stack trace above for the root cause",
+                f"Worker failed with error '{failed[0]['text']}', please check the stack trace above for the"
+                " root cause",
                 (*_CORE[method], "multi_rpc", "get_response"),
             )
         return [int(answer["result"]) for answer in answers if answer is not None]
@@ -176,13 +177,13 @@ class ManyProcesses:
 
     def shut_down(self) -> None:
         """See `Executor`."""
-        self._log.info(
+        self._log.say(
             "multiproc_executor.py:479", f"[shutdown] Executor: waiting for worker exit count={len(self._workers)}"
         )
         for _, channel in self._workers:
             channel.close()
         self._reap()
-        self._log.info("multiproc_executor.py:486", "[shutdown] Executor: all workers exited gracefully")
+        self._log.say("multiproc_executor.py:486", "[shutdown] Executor: all workers exited gracefully")
 
     def _reap(self) -> None:
         for pid, _ in self._workers:
@@ -213,5 +214,5 @@ def _worker(physics: Physics, rank: int, cards: list[int], sysfs: str, channel: 
         if method == "warm_up" and rank == 0 and faults.leave_orphan and "result" in answer:
             worker.leave_orphan()
         channel.send(answer)
-    log.info("multiproc_executor.py:843", "Parent process exited, terminating worker queues")
+    log.say("multiproc_executor.py:843", "Parent process exited, terminating worker queues")
     os._exit(0)

@@ -100,8 +100,7 @@ def decode_shape(fields: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     try:
         shape = decode(dict(fields), Shape, where=where)
     except ConfigError as error:
-        hint = f"; accepted are {', '.join(Shape.__struct_fields__)}" if "unknown field" in str(error) else ""
-        raise MarkerError(f"{error}{hint}") from None
+        raise MarkerError(str(error)) from None
     return {name: getattr(shape, name) for name in fields}
 
 

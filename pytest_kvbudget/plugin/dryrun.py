@@ -13,6 +13,7 @@ from pytest_kvbudget.climb import Climb, SpecError
 from pytest_kvbudget.config import ConfigError
 from pytest_kvbudget.plugin.checks import ladder_of
 from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.plugin.wording import described
 from pytest_kvbudget.pool import PoolError
 from pytest_kvbudget.shape import Shape
 
@@ -53,7 +54,7 @@ def _item_lines(session: KvSession, item: pytest.Item) -> Iterator[str]:
 
 def _command_lines(session: KvSession, shape: Shape) -> Iterator[str]:
     command = session.pool.command(shape)
-    yield f"  shape: {shape.describe() or 'the engine defaults'}"
+    yield f"  shape: {described(shape)}"
     for name, value in sorted(without_secrets(command.env_added).items()):
         yield f"  env: {name}={shlex.quote(value)}"
     yield f"  command: {shlex.join(command_without_secrets(command.argv))}"

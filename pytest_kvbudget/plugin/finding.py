@@ -11,6 +11,7 @@ import pytest
 
 from pytest_kvbudget.archive import read_finding
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED
+from pytest_kvbudget.plugin.outcomes import add_links
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
 from pytest_kvbudget.plugin.wording import attempt_text
 from pytest_kvbudget.records import AttemptRecord
@@ -131,3 +132,4 @@ class FindingItem(pytest.Item):
         lines += ladder.left
         mark = {"kind": "finding", "verdict": str(ladder.finding.kind), "summary": lines}
         setattr(report, ATTRIBUTE, mark)
+        add_links(report, self.config, {"record": ladder.finding_path, "page": ladder.page})

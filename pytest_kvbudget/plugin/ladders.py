@@ -19,7 +19,7 @@ from pytest_kvbudget.climb import Climb, RungPlan, SpecError
 from pytest_kvbudget.plugin.checks import ladder_of
 from pytest_kvbudget.plugin.finding import FindingItem, Ladder
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext, is_ladder
-from pytest_kvbudget.plugin.outcomes import add_links, properties
+from pytest_kvbudget.plugin.outcomes import add_links, files_of, properties
 from pytest_kvbudget.plugin.rows import row_id, row_reports
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.timers import is_timeout
@@ -259,6 +259,6 @@ class LadderRun:
             sections=sections,
             shown_id=not session.is_worker,
         )
-        add_links(reports[0], session.config, attempt)
+        add_links(reports[0], session.config, files_of(attempt))
         for report in reports:
             self._item.ihook.pytest_runtest_logreport(report=report)

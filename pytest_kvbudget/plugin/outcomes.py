@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.plugin.items import RUNG, USE
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
 from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.plugin.wording import described
 from pytest_kvbudget.records import AttemptRecord
 
 _TOLD: Final = pytest.StashKey[bool]()
@@ -22,7 +23,7 @@ def properties(record: AttemptRecord, path: Path, *, rung: str | None = None) ->
     """A boot as JUnit properties: builtins only, anything else breaks xdist."""
     found: list[tuple[str, object]] = [
         ("kvbudget.verdict", str(record.verdict)),
-        ("kvbudget.shape", record.shape.describe()),
+        ("kvbudget.shape", described(record.shape)),
         ("kvbudget.boot", int(record.number)),
         ("kvbudget.record", str(path)),
         ("kvbudget.target", record.target.name),
@@ -36,14 +37,16 @@ def properties(record: AttemptRecord, path: Path, *, rung: str | None = None) ->
     return found
 
 
-def add_links(report: pytest.TestReport, config: pytest.Config, attempt: Attempt) -> None:
-    """Link a boot's record, log and page from a report, for pytest-html."""
-    record = attempt.record_path
-    found = [
-        link(config, name, path)
-        for name, path in (("record", record), ("log", attempt.log_path), ("page", record.with_name("rung.html")))
-    ]
+def add_links(report: pytest.TestReport, config: pytest.Config, files: Mapping[str, Path | None]) -> None:
+    """Link files from a report, for pytest-html."""
+    found = [link(config, name, path) for name, path in files.items() if path is not None]
     report.__dict__.setdefault("extras", []).extend(found)
+
+
+def files_of(attempt: Attempt) -> dict[str, Path]:
+    """What a boot leaves on disk; its page is written when its ladder or the session ends."""
+    record = attempt.record_path
+    return {"record": record, "log": attempt.log_path, "page": record.with_name("rung.html")}
 
 
 def link(config: pytest.Config, name: str, path: Path) -> dict[str, Any]:
@@ -76,5 +79,5 @@ class Outcomes:
         setattr(report, ATTRIBUTE, mark)
         # pytest-html shows the links of every phase together.
         if report.when == "call" or report.failed:
-            add_links(report, self._session.config, attempt)
+            add_links(report, self._session.config, files_of(attempt))
         return report

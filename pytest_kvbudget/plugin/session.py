@@ -17,14 +17,14 @@ from pytest_kvbudget.archive import RunArchive, new_run_id
 from pytest_kvbudget.attempt import Attempt, BootRequest
 from pytest_kvbudget.ledger.model import MissingValueError
 from pytest_kvbudget.plugin import BOOT_FIXTURE
-from pytest_kvbudget.plugin.checks import BootGate, MarkerError, boot_gate_of, decode_shape, shape_changes
+from pytest_kvbudget.plugin.checks import BootGate, boot_gate_of, decode_shape, shape_changes
 from pytest_kvbudget.plugin.engine import KvEngine, KvRung
 from pytest_kvbudget.plugin.header import header_lines
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, Use, is_ladder
 from pytest_kvbudget.plugin.progress import ProgressLine
 from pytest_kvbudget.plugin.settings import Settings, read_settings
 from pytest_kvbudget.plugin.timers import Timers
-from pytest_kvbudget.plugin.wording import boot_failure
+from pytest_kvbudget.plugin.wording import boot_failure, described
 from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
 from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
@@ -181,10 +181,7 @@ class KvSession:
 
     def serve(self, shape: Shape | None = None, **changes: Any) -> KvEngine:  # noqa: ANN401 - fields of Shape
         """Boot (or reuse) an engine for the fixture that is being set up, else for the running test."""
-        try:
-            wanted = (shape or self.settings.loaded.target.shape).merged(**decode_shape(changes, where="kv_serve:"))
-        except MarkerError as error:
-            pytest.fail(str(error), pytrace=False)
+        wanted = (shape or self.settings.loaded.target.shape).merged(**decode_shape(changes, where="kv_serve:"))
         request = self._setting_up[-1] if self._setting_up else None
         owner = request.node if request is not None else self.current
         attempt = self._boot(
@@ -200,13 +197,16 @@ class KvSession:
         return KvEngine(attempt)
 
     def _boot(self, request: BootRequest, *, reuse: bool) -> Attempt:
+        trouble = ""
         try:
             with self.timers.paused(self.current):
                 attempt = self.pool.boot(request, reuse=reuse)
         except (PoolError, TimeoutError) as error:
-            pytest.fail(f"no engine for {request.shape.describe()}: {error}", pytrace=False)
+            trouble = str(error)
         finally:
             self._progress.end()
+        if trouble:
+            pytest.fail(f"no engine for {described(request.shape)}: {trouble}", pytrace=False)
         if attempt not in self.attempts:
             self.attempts.append(attempt)
         return attempt

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from pytest_kvbudget.archive import without_secrets
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord
 from pytest_kvbudget.report.text import attempt_lines
+from pytest_kvbudget.shape import Shape
 
 TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 64 * 1024
@@ -44,3 +48,8 @@ def verdict_detail(record: AttemptRecord) -> str:
     if cause is None:
         return record.message
     return cause.sentence if cause.by_gate else f"{cause.phase}: {cause.sentence}"
+
+
+def described(shape: Shape) -> str:
+    """A shape in one line, secrets of its environment removed."""
+    return msgspec.structs.replace(shape, env=without_secrets(shape.env)).describe() or "the engine's defaults"

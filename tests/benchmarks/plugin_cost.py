@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-FEW, MANY: Final = 1, 101
+FEW: Final = 1
+MANY: Final = 101
 TEST: Final = "def test_{number}():\n    assert True\n"
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pytest_kvbudget.engine.launchers.process import ProcessLauncher
 from pytest_kvbudget.engine.model import EngineControlError, LaunchError
 from pytest_kvbudget.engine.processes import alive, start_ticks
 from pytest_kvbudget.engine.state import end_survivors, read_state, survivors
-from tests.engine.support import Engines, command, events_until, log_of, running_with, tree, up, wait_for
+from tests.engine.support import TOKEN, Engines, command, events_until, log_of, running_with, tree, up, wait_for
 
 SHOW = """
 import json, os, sys
@@ -151,10 +152,11 @@ def test_processes_that_outlive_the_root_are_seen_and_ended(engines: Engines) ->
 
 
 def test_fork_storm_is_ended(engines: Engines) -> None:
-    engine = engines.launch(tree("storm"), env={"KVBUDGET_TEST_TOKEN": "storm"})
+    token = uuid.uuid4().hex
+    engine = engines.launch(tree("storm"), env={TOKEN: token})
     wait_for("the storm", lambda: "up root" in log_of(engine) and len(engine.pids()) > 1)
     engine.stop(0.0)
-    assert running_with("storm") == []
+    assert running_with(token) == []
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
@@ -219,7 +221,8 @@ def test_log_survives_its_folder_and_a_closed_stdout(engines: Engines, tmp_path:
     script = "echo one; exec >&-; echo two >&2; sleep 1000"
     engine = engines.launch(("/bin/sh", "-c", script))
     wait_for("the second line", lambda: log_of(engine) == "one\ntwo\n")
-    shutil.rmtree(tmp_path)
+    # Moved first: the keeper may be writing its state file.
+    shutil.rmtree(tmp_path.rename(tmp_path.with_name("away")))
     engine.stop(5.0)
     assert [event.kind for event in engine.events()] == ["started", "exited", "gone"]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ class Owner:
     def close(self) -> None:
         self.kill()
         for pid in running_with(self.token):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self.process.stdout is not None:
             self.process.stdout.close()
 

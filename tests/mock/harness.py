@@ -62,22 +62,14 @@ def free_port() -> int:
 class Engine:
     """One simulated engine."""
 
-    def __init__(self, tree: Path, log: Path, spec: MockDevice, flags: tuple[str, ...], visible: str | None,
-                 model: str, port: int | None, env: dict[str, str]) -> None:  # fmt: skip
-        self.port = port or free_port()
+    def __init__(self, log: Path, environ: dict[str, str], model: str, port: int, flags: tuple[str, ...]) -> None:
+        self.port = port
         self.log_path = log
         self._seen: set[psutil.Process] = set()
-        environ = {
-            **os.environ,
-            "KVBUDGET_MOCK_DEVICE": msgspec.json.encode(spec).decode(),
-            "KVBUDGET_MOCK_SYSFS": str(tree),
-            **({} if visible is None else {"KVBUDGET_MOCK_VISIBLE": visible}),
-            **env,
-        }
         argv = [sys.executable, "-m", "pytest_kvbudget.mock", "serve", model, "--host", "127.0.0.1"]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*argv, "--port", str(self.port), *flags], env=environ, stdout=output, stderr=output
+                [*argv, "--port", str(self.port), *flags], env={**os.environ, **environ}, stdout=output, stderr=output
             )
         self.pid = self.process.pid
         self.tree()
@@ -136,7 +128,9 @@ class Engine:
         """A completion of a prompt of text, or of so many token ids."""
         tokens = prompt if isinstance(prompt, str) else [1] * prompt
         body = {"prompt": tokens, "max_tokens": max_tokens, **more}
-        return requests.post(self.url("/v1/completions"), json=body, timeout=DEADLINE_S, stream=bool(more.get("stream")))
+        return requests.post(
+            self.url("/v1/completions"), json=body, timeout=DEADLINE_S, stream=bool(more.get("stream"))
+        )
 
     def metric(self, name: str) -> float:
         for line in requests.get(self.url("/metrics"), timeout=5).text.splitlines():
@@ -147,8 +141,8 @@ class Engine:
     def end(self) -> None:
         for process in self.tree():
             process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(self._seen, timeout=DEADLINE_S)
         self.process.wait()
+        until("the engine's end", lambda: not self.tree())
 
 
 def _alive(process: psutil.Process) -> bool:
@@ -184,7 +178,13 @@ class Host:
     def start(self, spec: MockDevice = BASE, *flags: str, visible: str | None = None, model: str = "sim",
               port: int | None = None, env: dict[str, str] | None = None) -> Engine:  # fmt: skip
         log = self.folder / f"engine{len(self._engines)}.log"
-        engine = Engine(self.tree, log, spec, flags, visible, model, port, env or {})
+        environ = {
+            "KVBUDGET_MOCK_DEVICE": msgspec.json.encode(spec).decode(),
+            "KVBUDGET_MOCK_SYSFS": str(self.tree),
+            **({} if visible is None else {"KVBUDGET_MOCK_VISIBLE": visible}),
+            **(env or {}),
+        }
+        engine = Engine(log, environ, model, port or free_port(), flags)
         self._engines.append(engine)
         return engine
 

@@ -89,7 +89,8 @@ REFUSED = {
     "graph_capture": (
         replace(BASE, dialect="rdna4", graph_base=16 * MIB, graph_per_size=16 * MIB),
         pinned(4544, "--max-num-seqs", "4"),
-        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 10.00 GiB"
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of"
+        " 10.00 GiB"
         " of which 0 bytes is free. Of the allocated memory 9.00 GiB is allocated by PyTorch, with 64.00 MiB allocated"
         " in private pools (e.g., HIP Graphs), and 0 bytes is reserved",
     ),

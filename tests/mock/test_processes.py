@@ -25,10 +25,6 @@ PHASES: tuple[BootPhase, ...] = (
 )  # fmt: skip
 
 
-def faulty(**kinds: object) -> object:
-    return replace(BASE, seconds=QUICK_END, faults=Faults(**kinds))  # type: ignore[arg-type]
-
-
 def start_faulty(host: Host, **kinds: object) -> Engine:
     return host.start(replace(BASE, seconds=QUICK_END, faults=Faults(**kinds)), *SMALL)  # type: ignore[arg-type]
 
@@ -113,6 +109,14 @@ def test_idle_engine_ends_in_order(host: Host) -> None:
     host.wait_used(0)
 
 
+def test_interrupt_ends_it_like_sigterm(host: Host) -> None:
+    engine = host.start(TWO, *SMALL).wait_ready()
+    for process in engine.tree():
+        process.send_signal(signal.SIGINT)
+    assert engine.wait_exit() == 0
+    assert "KeyboardInterrupt" not in engine.log()
+
+
 def test_sigterm_during_imports_ends_it_silently(host: Host) -> None:
     engine = host.start(replace(BASE, seconds=PhaseSeconds(imports=DEADLINE_S)), *SMALL)
     engine.process.terminate()
@@ -139,14 +143,35 @@ def test_request_in_flight_holds_up_the_end(host: Host) -> None:
     assert engine.wait_exit() == 0
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_hang_is_silent_and_only_a_second_sigterm_ends_it(host: Host, phase: BootPhase) -> None:
+@pytest.mark.parametrize(
+    ("phase", "held_mib"),
+    tuple(zip(PHASES, (0, 0, 5120, 5120, 5120, 5120 + 1984, 5120 + 1984 + 576), strict=True)),
+)
+def test_hangs_with_what_the_phases_before_took(host: Host, phase: BootPhase, held_mib: int) -> None:
     engine = start_faulty(host, hang_in=phase)
     core = engine.wait_titled("VLLM::EngineCore")
+    host.wait_used(held_mib * MIB)
     until("the core at rest", lambda: core.status() == psutil.STATUS_SLEEPING)
     assert engine.process.poll() is None
     assert engine.health() is None
     assert "Error" not in engine.log()
+
+
+def test_second_sigterm_ends_a_hung_boot(host: Host) -> None:
+    engine = start_faulty(host, hang_in="profile")
+    host.wait_used(5120 * MIB)
+    engine.process.terminate()
+    assert engine.process.poll() is None
+
+    def ended() -> bool:
+        # signals that arrive together count once
+        engine.process.terminate()
+        return engine.process.poll() is not None
+
+    until("the server's end", ended)
+    assert engine.wait_exit() == -signal.SIGINT
+    assert "force killing remaining process EngineCore" in engine.log()
+    host.wait_used(0)
 
 
 @pytest.mark.parametrize("phase", ["imports", *PHASES])
@@ -205,9 +230,8 @@ def test_sigterm_can_be_ignored_by_all(host: Host) -> None:
 def test_orphan_keeps_the_memory(host: Host, ranks: int) -> None:
     spec = replace(BASE, ranks=ranks, faults=Faults(leave_orphan=True))
     engine = host.start(spec, *SMALL).wait_ready()
-    owner = engine.wait_titled("VLLM::EngineCore" if ranks == 1 else "VLLM::Worker_TP0")
-    orphan = until("the orphan", lambda: owner.children()[:1])[0]
-    assert os.getsid(orphan.pid) == orphan.pid
+    # it has the title of the process that it came from, and a session of its own
+    orphan = until("the orphan", lambda: [one for one in engine.tree() if os.getsid(one.pid) == one.pid])[0]
     engine.process.terminate()
     assert engine.wait_exit() == 0
     assert orphan.is_running()
@@ -240,7 +264,10 @@ def test_memory_freed_by_a_neighbour_disturbs_the_profile(host: Host) -> None:
     second.wait_log("torch.compile took")
     first.end()
     assert second.wait_exit() == 1
-    assert "AssertionError: Error in memory profiling. Initial free memory 2.5 GiB, current free memory 8.0" in second.log()
+    assert (
+        "AssertionError: Error in memory profiling. Initial free memory 2.5 GiB, current free memory 8.0"
+        in second.log()
+    )
 
 
 def test_unknown_flag(host: Host) -> None:

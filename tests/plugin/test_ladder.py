@@ -71,19 +71,23 @@ def test_the_end_of_the_session_sums_up_each_finding(project: Project, how: tupl
 def test_a_ladder_on_which_nothing_passes_fails_its_test_with_cause_and_record(
     project: Project, how: tuple[str, ...]
 ) -> None:
-    project.tests("""
+    project.tests(
+        """
         import pytest
         @pytest.mark.ladder(start=65_536, floor=57_344)
         def test_window(kv_engine):
             pass
-    """.replace("\n        ", "\n"))
+    """.replace("\n        ", "\n")
+    )
 
     result = project.run(*how)
 
     result.assert_outcomes(failed=1)
     assert result.ret == 1
     assert {verdict for _, verdict in rows(result.outlines)} == {"FAIL"}
-    result.stdout.fnmatch_lines(["nothing passes*", "bracket on max_model_len: nothing passed*", "finding: *finding.json"])
+    result.stdout.fnmatch_lines(
+        ["nothing passes*", "bracket on max_model_len: nothing passed*", "finding: *finding.json"]
+    )
     result.stdout.fnmatch_lines(["the deciding boot:", "*the last 20 lines of its log:"])
 
 

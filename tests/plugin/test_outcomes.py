@@ -205,7 +205,9 @@ def test_tokens(kv_ledger): pass
     result = project.run(*how)
 
     result.assert_outcomes(passed=1, errors=2)
-    result.stdout.fnmatch_lines_random(["boot_gate: *51,200*61,440*3 windows*", "boot_gate: *51,200*51,201*min_tokens*"])
+    result.stdout.fnmatch_lines_random(
+        ["boot_gate: *51,200*61,440*3 windows*", "boot_gate: *51,200*51,201*min_tokens*"]
+    )
 
 
 def test_a_boot_gate_on_a_ladder_is_a_gate_of_its_rungs(project: Project) -> None:

@@ -76,11 +76,9 @@ FAILURES: Final = (
         failure=_fails("argument_rejected", Phase.ARGUMENT),
     ),
     Row(pattern=r"couldn't bind HTTP server socket", scope="api", failure=_fails("port_in_use")),
+    Row(pattern=r"exiting due to HTTP server error", scope="api", failure=_fails("unexplained", None, Tier.WRAPPER)),
     Row(
-        pattern=r"exiting due to HTTP server error", scope="api", failure=_fails("engine_exception", None, Tier.WRAPPER)
-    ),
-    Row(
-        pattern=r"(?:gguf_init_from_file|llama_model_load\w*|load_model): (?:failed to open|error loading model: .*No such file)",
+        pattern=r"(?:gguf_init_from_file|llama_model_load\w*|load_model): failed to open",
         needle="failed to open",
         failure=_fails("model_not_found", Phase.WEIGHTS_LOAD),
     ),
@@ -101,8 +99,7 @@ FAILURES: Final = (
     ),
     Row(pattern=r"ErrorOutOfDeviceMemory", failure=_fails("ggml_oom", None, Tier.KILLED)),
     Row(
-        pattern=r"(?:exceeds|larger than) (?:the )?(?:device memory allocation limit|maxBufferSize|maxMemoryAllocationSize|"
-        r"max(?:imum)? (?:buffer|allocation) size)",
+        pattern=r"(?:exceeds|larger than) (?:the )?(?:maxMemoryAllocationSize|max(?:imum)? allocation size)",
         needle="llocation",
         failure=_fails("single_alloc_limit"),
     ),
@@ -121,7 +118,7 @@ FAILURES: Final = (
     Row(
         pattern=r"failed to load model|failed to create context with model|failed to initialize the context",
         needle="failed to ",
-        failure=_fails("engine_exception", None, Tier.WRAPPER),
+        failure=_fails("unexplained", None, Tier.WRAPPER),
     ),
 )
 

@@ -111,7 +111,8 @@ BOOT: Final = (
         parts=(
             r"(?i)\b(?:logical[- ]core )?HBM(?: per logical core| share| total)?\W*(?:is|of|=|:)?\W*{total_bytes:gib}",
             r"(?i)\b(?:model )?weights?\W*(?:is|of|=|:)?\W*{weights_bytes:gib}",
-            r"(?i)\b(?:KV(?: cache)? budget|available KV(?: cache)?(?: memory)?)\W*(?:is|of|=|:)?\W*{available_kv_bytes:gib}",
+            r"(?i)\b(?:KV(?: cache)? budget|available KV(?: cache)?(?: "
+            r"memory)?)\W*(?:is|of|=|:)?\W*{available_kv_bytes:gib}",
         ),
     ),
     Row(
@@ -207,8 +208,8 @@ COMPILER: Final = (
         failure=_fails("compile_failed", Phase.COMPILE, Tier.KILLED),
     ),
     Row(
-        pattern=r"\[F137\]|\bF137\b|neuronx-cc was forcibly killed|forcibly killed - This most commonly occurs",
-        needle="F137",
+        pattern=r"\[F137\]",
+        needle="[F137]",
         scope="rank",
         failure=_fails("host_oom_killed", Phase.COMPILE),
     ),

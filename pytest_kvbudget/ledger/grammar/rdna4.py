@@ -70,7 +70,8 @@ BOOT: Final = (
         scope="rank",
         parts=(
             r"runtime overhead planned {plan_overhead_planned_bytes:gib}, measured {plan_overhead_measured_bytes:gib}",
-            r"runtime overhead planned [-\d.]+ GiB, measured [-\d.]+ GiB \(\+?{plan_overhead_delta_bytes:gib_bare}(?: GiB)?\)",
+            r"runtime overhead planned [-\d.]+ GiB, measured [-\d.]+ GiB \(\+?{plan_overhead_delta_bytes:gib_bare}(?: "
+            r"GiB)?\)",
             r"KV planned {plan_kv_b_per_token:count} B/token, measured {measured_kv_b_per_token:count} B/token",
             r"KV planned \d+ B/token, measured \d+ B/token \({kv_b_per_token_delta:signed}\)",
         ),

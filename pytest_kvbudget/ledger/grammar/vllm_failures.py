@@ -59,7 +59,7 @@ ARGUMENT: Final = (
         known=False,
     ),
     Row(
-        pattern=r"tensor parallel size \d+ must be greater than total num kv heads \d+ when enable decode context parallel",
+        pattern=r"tensor parallel size \d+ must be greater than total num kv heads \d+ when enable decode",
         needle="must be greater than total num kv heads",
         scope="api",
         releases="0.12 - 0.26",
@@ -186,7 +186,7 @@ WORKERS: Final = (
         pattern=r"Failed to load model - not enough GPU memory",
         scope="rank",
         releases="0.13+",
-        failure=_fails("weights_oom", Phase.WEIGHTS_LOAD, Tier.KILLED),
+        failure=_fails("weights_oom", Phase.WEIGHTS_LOAD),
     ),
     Row(
         pattern=r"Worker proc \S+ died unexpectedly \(exit code: -9\)",
@@ -276,8 +276,7 @@ KV: Final = (
         failure=_fails("kv_budget_nonpositive", Phase.KV_CHECK),
     ),
     Row(
-        pattern=r"Available memory on node \d+ \({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on kv cache allocation "
-        r"is less than",
+        pattern=r"Available memory on node \d+ \({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on kv cache alloc",
         releases="0.28+, CPU",
         scope="rank",
         wraps=True,
@@ -285,7 +284,7 @@ KV: Final = (
         parts=(r"requested memory for kv \({tried_alloc_bytes:gib}\)",),
     ),
     Row(
-        pattern=r"Available memory on node \d+ \({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less than",
+        pattern=r"Available memory on node \d+ \({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less",
         releases="0.28+, CPU",
         scope="rank",
         failure=_fails("startup_free", Phase.WORKER_INIT),
@@ -336,7 +335,7 @@ LATE: Final = (
     ),
 )
 
-_WRAPPER = Failure(failure_class="engine_exception", tier=Tier.WRAPPER)
+_WRAPPER = Failure(failure_class="unexplained", tier=Tier.WRAPPER)
 
 WRAPPERS: Final = tuple(
     Row(pattern=pattern, needle=needle, failure=_WRAPPER)

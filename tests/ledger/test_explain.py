@@ -1,0 +1,109 @@
+"""What `kvbudget explain` prints, and its exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_kvbudget import explain
+from tests.ledger.support import DATA
+
+B1 = DATA / "boots" / "b1_kv_too_small.log"
+
+
+def text_of(*paths: Path, boot: int | None = None, stdin: bytes = b"") -> tuple[str, int]:
+    out = io.StringIO()
+    status = explain.run([str(path) for path in paths], as_json=False, boot=boot, out=out, stdin=io.BytesIO(stdin))
+    return out.getvalue(), status
+
+
+def line_of(path: Path, words: str) -> int:
+    return next(number for number, line in enumerate(path.read_text().split("\n"), 1) if words in line)
+
+
+def test_the_first_line_names_phase_need_available_estimate_and_line() -> None:
+    text, status = text_of(B1)
+    assert status == 1
+    number = line_of(B1, "To serve at least one request")
+    assert text.split("\n")[0] == (
+        "FAILED in kv_check: one request of 131,072 tokens needs 0.12 GiB of KV cache, 0.05 GiB is available; the "
+        "engine "
+        f"estimates that 51,072 tokens fit (line {number})"
+    )
+    assert "lower max_model_len" in text
+    assert "raise kv_cache_memory_bytes" in text
+    assert text.index("raise gpu_memory_utilization") > text.index("What not to turn")
+    assert f"line {number}: ValueError: To serve at least one request" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "status"),
+    [
+        ("boots/h1_maxlen_auto.log", "BOOTED: ", 0),
+        ("boots/b3_maxlen_over_config.log", "REFUSED in argument: ", 1),
+        ("boots/g2_kill9_engine.log", "BOOTED, THEN DIED in ready: ", 1),
+        ("boots/llama_huge_ctx.log", "UNKNOWN: the log ends in weights_load", 2),
+        ("cases/vllm-28228.log", "NO FAILURE in these lines; they end in kv_alloc", 2),
+    ],
+)
+def test_the_first_line_is_the_verdict(name: str, begin: str, status: int) -> None:
+    text, got = text_of(DATA / name)
+    assert text.startswith(begin)
+    assert got == status
+
+
+def test_standard_input_is_read_for_no_path_and_for_a_dash() -> None:
+    assert text_of(stdin=B1.read_bytes()) == text_of(B1)
+    assert text_of(Path("-"), stdin=B1.read_bytes()) == text_of(B1)
+
+
+@pytest.mark.parametrize("data", [b"", b"nginx: started\nGET / 200\n", b"\x00\xff" * 1000])
+def test_another_programs_log_is_not_explained(data: bytes) -> None:
+    text, status = text_of(stdin=data)
+    assert text.startswith("this is not a boot log of an engine I know")
+    assert status == 2
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    text, status = text_of(tmp_path / "gone.log")
+    assert "cannot read" in text
+    assert "gone.log" in text
+    assert status == 2
+
+
+def test_the_last_boot_is_explained_and_the_others_are_listed(tmp_path: Path) -> None:
+    again = B1.read_bytes().replace(b"pid=9605", b"pid=1").replace(b"pid=9665", b"pid=2").replace(b"pid=9749", b"pid=3")
+    log = tmp_path / "journal.log"
+    log.write_bytes((DATA / "boots" / "h1_maxlen_auto.log").read_bytes() + again + B1.read_bytes())
+    text, status = text_of(log)
+    assert "boot 3 of 3" in text
+    assert "2-3: the same 2 times" in text
+    assert "booted in ready" in text
+    assert status == 1
+    first, status = text_of(log, boot=1)
+    assert first.startswith("BOOTED: ")
+    assert status == 0
+    missing, status = text_of(log, boot=4)
+    assert "expected 1 to 3" in missing
+    assert status == 2
+
+
+def test_ranks_in_separate_files_are_one_boot(tmp_path: Path) -> None:
+    one, two = tmp_path / "rank0.log", tmp_path / "rank1.log"
+    one.write_text("(Worker_TP0 pid=7) INFO 09-30 10:00:00 [m.py:1] Available KV cache memory: 2.97 GiB")
+    two.write_text("\n(Worker_TP1 pid=8) INFO 09-30 10:00:00 [m.py:1] Available KV cache memory: 2.31 GiB\n")
+    text, _ = text_of(one, two)
+    assert "rank1.log:2" in text
+    assert "Worker_TP0 2.97 GiB, Worker_TP1 2.31 GiB" in text
+
+
+def test_json_is_one_object_with_plain_facts() -> None:
+    out = io.StringIO()
+    explain.run([str(B1)], as_json=True, out=out, stdin=io.BytesIO())
+    said = json.loads(out.getvalue())
+    assert said["facts"]["estimated_max_model_len"] == 51072
+    assert said["evidence"]["facts"]["estimated_max_model_len"]["line"] == line_of(B1, "To serve at least one request")
+    assert {lever["effect"] for lever in said["levers"]} <= {"helps", "harms", "useless"}

@@ -1,0 +1,203 @@
+"""The reader: chunks, boots, bytes that are no text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_kvbudget.ledger.grammar.model import Row
+from pytest_kvbudget.ledger.lines import HEAD_BYTES, TAIL_BYTES, LineSplitter
+from pytest_kvbudget.ledger.model import BootLedger
+from pytest_kvbudget.ledger.notation import NotationError
+from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.verdict import Phase, Provenance
+from tests.ledger.support import DATA, GIB, read, read_bytes
+
+LOGS = sorted([*DATA.glob("boots/*.log"), *DATA.glob("cases/*.log")])
+BOOT = (DATA / "boots" / "b1_kv_too_small.log").read_bytes()
+SERVED = (DATA / "boots" / "h1_maxlen_auto.log").read_bytes()
+
+
+def in_chunks(data: bytes, cuts: list[int]) -> tuple[BootLedger, int]:
+    reader = LedgerReader()
+    edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
+    milestones = sum(len(reader.feed(data[start:end])) for start, end in pairwise(edges))
+    reader.close()
+    return reader.ledger(), milestones
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+@given(cuts=st.lists(st.integers(0, 1 << 20), max_size=30))
+@settings(max_examples=5, deadline=None)
+def test_chunking_changes_nothing(log: Path, cuts: list[int]) -> None:
+    data = log.read_bytes()
+    assert in_chunks(data, cuts) == in_chunks(data, [])
+
+
+@given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=10))
+def test_any_bytes_in_any_chunks_are_the_same_pieces(data: bytes, cuts: list[int]) -> None:
+    whole, parts = LineSplitter(), LineSplitter()
+    edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
+    expected = [*whole.feed(data), whole.rest()]
+    got = [piece for start, end in pairwise(edges) for piece in parts.feed(data[start:end])]
+    assert [*got, parts.rest()] == expected
+    assert whole.lines == parts.lines
+
+
+@given(cut=st.integers(0, len(BOOT)))
+@settings(max_examples=60, deadline=None)
+def test_a_cut_log_states_nothing_that_the_whole_does_not(cut: int) -> None:
+    whole, part = read_bytes(BOOT), read_bytes(BOOT[:cut])
+    for name, value in part.facts.items():
+        known = {each.value for each in [whole.facts[name], *whole.ranks.get(name, {}).values()]}
+        assert value.value in known
+    assert part.failure_class in {None, "unexplained", whole.failure_class}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(SERVED)), st.integers(0, 4000)), max_size=6),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=40, deadline=None)
+def test_mutilated_logs_never_break_the_reader(holes: list[tuple[int, int]], random: object) -> None:
+    data = bytearray(SERVED + BOOT)
+    for start, length in holes:
+        del data[start : start + length]
+    lines = bytes(data).split(b"\n")
+    random.shuffle(lines)  # type: ignore[attr-defined]
+    for mutated in (bytes(data), b"\n".join(lines), bytes(data[::-1])):
+        ledger = read_bytes(mutated)
+        assert ledger.lines >= 0
+
+
+def test_a_line_of_megabytes_keeps_its_head_and_tail_only() -> None:
+    splitter = LineSplitter()
+    assert list(splitter.feed(b"a" * 3_000_000)) == []
+    assert list(splitter.feed(b"b" * 3_000_000)) == []
+    ((line, piece),) = splitter.feed(b"\n")
+    assert line == 1
+    assert piece == b"a" * HEAD_BYTES + b"b" * TAIL_BYTES
+
+
+def test_line_numbers_count_newlines_and_not_carriage_returns() -> None:
+    ledger = read("a\rb\rc", "d\r", "Available KV cache memory: 2.97 GiB\r")
+    assert ledger.facts["available_kv_bytes"].evidence.line == 3
+    assert ledger.lines == 3
+
+
+def test_broken_text_is_read_around() -> None:
+    ledger = read_bytes(b"\xff\xfe\x00(Worker_TP0 pid=7) INFO [a.py:1] Available KV cache memory: 2.97 GiB \xc3\n")
+    assert ledger.get("available_kv_bytes") == round(2.97 * GIB)
+
+
+def test_the_last_line_counts_without_its_end_and_a_cut_figure_does_not() -> None:
+    whole = read_bytes(b"GPU KV cache size: 401,408 tokens, Maximum concurrency for 200,704 tokens per request: 2.00x")
+    assert whole.get("max_concurrency") == 2.0
+    cut = read_bytes(b"# GPU blocks: 14")
+    assert "gpu_blocks" not in cut.facts
+    assert read_bytes(b"# GPU blocks: 14\n").get("gpu_blocks") == 14
+
+
+def test_the_ledger_can_be_asked_at_any_moment() -> None:
+    reader = LedgerReader()
+    assert reader.ledger().outcome == "unknown"
+    phases = []
+    for line in SERVED.splitlines(keepends=True):
+        reader.feed(line)
+        phases.append(reader.phase)
+    assert reader.ledger().outcome == "booted"
+    seen = list(dict.fromkeys(phases))
+    assert seen == [
+        Phase.UNKNOWN,
+        Phase.ARGUMENT,
+        Phase.WORKER_INIT,
+        Phase.WEIGHTS_LOAD,
+        Phase.KV_CHECK,
+        Phase.KV_ALLOC,
+        Phase.WARMUP,
+        Phase.READY,
+    ]
+
+
+def test_milestones_come_once_and_with_their_lines() -> None:
+    reader = LedgerReader()
+    found = [milestone for line in SERVED.splitlines(keepends=True) for milestone in reader.feed(line)]
+    assert tuple(found) == reader.ledger().milestones
+    texts = SERVED.decode().split("\n")
+    for milestone in found:
+        assert milestone.evidence.text in texts[milestone.evidence.line - 1]
+
+
+def test_a_progress_bar_shows_its_phase_before_its_line_ends() -> None:
+    reader = LedgerReader()
+    reader.feed(b"(Worker_TP0 pid=7) Capturing CUDA graphs (decode, FULL):   0%|  | 0/3\r")
+    assert reader.phase is Phase.GRAPH_CAPTURE
+    assert reader.last_line.startswith("Capturing CUDA graphs")
+
+
+def test_the_last_line_is_the_last_that_says_anything() -> None:
+    reader = LedgerReader()
+    reader.feed(b"\x1b[1;36m(Worker pid=7)\x1b[0;0m INFO 09-30 10:00:00 [a.py:1] loading\n\n   \n")
+    assert reader.last_line == "loading"
+
+
+def test_every_value_of_a_simulated_engine_is_simulated() -> None:
+    ledger = read_bytes(BOOT, simulated=True)
+    assert ledger.facts
+    assert {value.provenance for value in ledger.facts.values()} == {Provenance.SIMULATED}
+
+
+def test_feeding_a_closed_reader_is_an_error() -> None:
+    reader = LedgerReader()
+    reader.close()
+    with pytest.raises(ValueError, match=r"after close\(\)"):
+        reader.feed(b"x")
+
+
+def test_a_crash_loop_is_many_boots_and_no_value_crosses() -> None:
+    reader = LedgerReader()
+    first = BOOT.replace(b"pid=9605", b"pid=1").replace(b"pid=9665", b"pid=2").replace(b"pid=9749", b"pid=3")
+    reader.feed(SERVED + first + BOOT)
+    reader.close()
+    boots = reader.boots()
+    assert [boot.outcome for boot in boots] == ["booted", "failed", "failed"]
+    assert boots[0].get("kv_tokens") == 51200
+    assert "kv_tokens" not in boots[2].facts
+    assert boots[-1] == reader.ledger()
+
+
+def test_late_lines_of_an_earlier_boot_are_not_read_as_the_next() -> None:
+    reader = LedgerReader()
+    start = "(APIServer pid={}) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0\n"
+    reader.feed(
+        (start.format(1) + "(Worker_TP0 pid=2) INFO 09-30 10:00:00 [a.py:1] Starting to load model x\n").encode()
+    )
+    reader.feed(start.format(3).encode())
+    reader.feed(b"(Worker_TP0 pid=2) INFO 09-30 10:00:00 [a.py:1] Available KV cache memory: 2.97 GiB\n")
+    assert len(reader.boots()) == 2
+    assert "available_kv_bytes" not in reader.ledger().facts
+
+
+def test_a_plan_table_begins_a_boot() -> None:
+    reader = LedgerReader()
+    table = b"budget (total x util)    28.67 GiB\nnon-expert weights    4.47\n"
+    reader.feed(table + table)
+    assert len(reader.boots()) == 2
+
+
+def test_a_pattern_of_a_user_is_read_beside_the_tables() -> None:
+    row = Row(
+        pattern="Headroom plan: reserve {reserved_headroom_bytes:size}, pool {available_kv_bytes:size}", literal=True
+    )
+    reader = LedgerReader(patterns=[row])
+    reader.feed(b"INFO Headroom  plan: reserve 4.00 GiB, pool 24.00 GiB\n")
+    assert reader.ledger().get("available_kv_bytes") == 24 * GIB
+
+
+def test_a_pattern_that_cannot_be_found_by_its_text_is_refused() -> None:
+    with pytest.raises(NotationError, match="no plain text"):
+        LedgerReader(patterns=[Row(pattern="{available_kv_bytes:size}")])
