@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
-from pytest_kvbudget.explain_text import page
+from pytest_kvbudget.explain_text import Boots, page
 from pytest_kvbudget.ledger.model import BootLedger, Evidence
 from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.ledger.reconcile import reconcile
 from pytest_kvbudget.verdict import Phase, Provenance
 
 CHUNK_BYTES: Final = 1 << 20
@@ -20,6 +23,15 @@ BOOTED, FAILED, UNSAID = 0, 1, 2
 """Exit status: the log shows a boot that served; a failure was found; the log does not say."""
 
 NOT_OURS: Final = "this is not a boot log of an engine I know"
+
+
+MILESTONE_CHARACTERS: Final = 120
+PAUSE_S: Final = 0.2
+
+
+def _pause() -> bool:
+    time.sleep(PAUSE_S)
+    return True
 
 
 class Source:
@@ -70,8 +82,45 @@ def run(paths: Sequence[str], *, as_json: bool, boot: int | None = None, out: Te
     elif ledger.family == "unknown":
         out.write(f"{NOT_OURS} ({reader.lines} lines read)\n")
     else:
-        out.write(page(ledger, boots, reader.starts, number, source.place))
+        out.write(page(ledger, Boots(boots, reader.starts, reader.times), number, source.place))
     return exit_status(ledger)
+
+
+def follow(path: str, *, out: TextIO, wait: Callable[[], bool] = _pause) -> int:
+    """Explain a log while it is written: its milestones as they come, and the whole page when the boot has failed.
+
+    Args:
+        path: file to read; it may grow, not shrink.
+        out: receives the milestones and the page.
+        wait: called when nothing new is there; ends the reading by returning ``False`` or by Ctrl-C.
+
+    Returns:
+        Exit status 0, 1 or 2, as `run` does.
+    """
+    reader, source = LedgerReader(), Source()
+    source.begin(path, 1)
+    try:
+        with Path(path).open("rb") as file:
+            _follow(reader, file, out, wait)
+    except OSError as error:
+        return _complain(out, f"cannot read {error.filename}: {error.strerror}", as_json=False)
+    ledger = reader.ledger()
+    boots = Boots(reader.boots(), reader.starts, reader.times)
+    known = ledger.family != "unknown"
+    out.write(page(ledger, boots, len(boots.ledgers), source.place) if known else f"{NOT_OURS}\n")
+    return exit_status(ledger)
+
+
+def _follow(reader: LedgerReader, file: BinaryIO, out: TextIO, wait: Callable[[], bool]) -> None:
+    with suppress(KeyboardInterrupt):
+        while True:
+            chunk = file.read(CHUNK_BYTES)
+            for milestone in reader.feed(chunk):
+                text = milestone.evidence.text[:MILESTONE_CHARACTERS]
+                out.write(f"{milestone.phase:14} line {milestone.evidence.line}: {text}\n")
+            out.flush()
+            if not chunk and (reader.ledger().cause is not None or not wait()):
+                return
 
 
 def exit_status(ledger: BootLedger) -> int:
@@ -105,6 +154,18 @@ def as_object(ledger: BootLedger, boots: Sequence[BootLedger], number: int, sour
         "provenance": {name: str(value.provenance) for name, value in ledger.facts.items()},
         "precision": {name: value.precision for name, value in ledger.facts.items() if value.precision},
         "states": ledger.states,
+        "findings": [
+            {
+                "name": finding.name,
+                "agrees": finding.agrees,
+                "sentence": finding.sentence,
+                "worth_bytes": finding.worth_bytes,
+                "worth_tokens": finding.worth_tokens,
+                "worth_slots": finding.worth_slots,
+                "lines": [evidence.line for evidence in finding.evidence],
+            }
+            for finding in reconcile(ledger)
+        ],
         "evidence": {
             "verdict": [_where(evidence, source) for evidence in _verdict_lines(ledger)],
             "facts": {name: _where(value.evidence, source) for name, value in ledger.facts.items()},

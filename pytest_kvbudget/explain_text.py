@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.model import BootLedger, Lever, Value
+from pytest_kvbudget.ledger.reconcile import reconcile
 from pytest_kvbudget.ledger.sentences import size_text
+from pytest_kvbudget.units import GIB
 from pytest_kvbudget.verdict import Phase, Provenance
 
 Place = Callable[[int], str]
@@ -57,13 +60,22 @@ _VERDICTS: Final[dict[str, str]] = {
 }
 
 
-def page(ledger: BootLedger, boots: Sequence[BootLedger], starts: Sequence[int], number: int, place: Place) -> str:
+class Boots(NamedTuple):
+    """Every boot of a stream, oldest first."""
+
+    ledgers: Sequence[BootLedger]
+    starts: Sequence[int]
+    """The first line of each."""
+    times: Sequence[int | None]
+    """When each began, in seconds of the day, where its lines say so."""
+
+
+def page(ledger: BootLedger, boots: Boots, number: int, place: Place) -> str:
     """The whole explanation of one boot, ending in a newline.
 
     Args:
-        ledger: the boot to explain, ``boots[number - 1]``.
-        boots: every boot of the stream, oldest first.
-        starts: the first line of every boot.
+        ledger: the boot to explain.
+        boots: every boot of the stream.
         number: 1-based number of the boot.
         place: writes where a line stands.
     """
@@ -71,10 +83,16 @@ def page(ledger: BootLedger, boots: Sequence[BootLedger], starts: Sequence[int],
     version = f" {ledger.engine_version}" if ledger.engine_version else ""
     simulated = any(value.provenance is Provenance.SIMULATED for value in ledger.facts.values())
     lines.append(
-        f"  {ledger.family}{version}, {ledger.lines:,} lines read, boot {number} of {len(boots)}"
+        f"  {ledger.family}{version}, {ledger.lines:,} lines read, boot {number} of {len(boots.ledgers)}"
         + (", SIMULATED" if simulated else "")
     )
-    for section in (_memory(ledger, place), _levers(ledger), _evidence(ledger, place), _others(boots, starts, number)):
+    for section in (
+        _memory(ledger, place),
+        _findings(ledger),
+        _levers(ledger),
+        _evidence(ledger, place),
+        _others(boots, number),
+    ):
         body = list(section)
         if body:
             lines += ["", *body]
@@ -146,6 +164,19 @@ def _memory(ledger: BootLedger, place: Place) -> Iterator[str]:
         yield f"  printed by one rank only: {', '.join(single)}"
 
 
+def _findings(ledger: BootLedger) -> Iterator[str]:
+    findings = reconcile(ledger)
+    if not findings:
+        return
+    differ = [finding for finding in findings if not finding.agrees]
+    yield f"What the figures say about each other ({len(findings) - len(differ)} of {len(findings)} agree)"
+    for finding in differ:
+        worth = [size_text(finding.worth_bytes, 0.005 * GIB)] if finding.worth_bytes else []
+        worth += [f"{finding.worth_tokens:,} tokens"] if finding.worth_tokens else []
+        worth += [f"{finding.worth_slots:,} slots"] if finding.worth_slots else []
+        yield f"  {finding.sentence}" + (f" (worth {', '.join(worth)})" if worth else "")
+
+
 def _title(name: str) -> str:
     return _TITLES.get(name, name.removesuffix("_bytes").replace("_", " "))
 
@@ -179,25 +210,35 @@ def _evidence(ledger: BootLedger, place: Place) -> Iterator[str]:
         yield f"  {place(evidence.line)}: {text}"
 
 
-def _others(boots: Sequence[BootLedger], starts: Sequence[int], number: int) -> Iterator[str]:
-    if len(boots) < 2:
+def _others(boots: Boots, number: int) -> Iterator[str]:
+    ledgers, starts = boots.ledgers, boots.starts
+    if len(ledgers) < 2:
         return
-    yield "Other boots in this log (--boot N)"
+    yield "Boots in this log (--boot N shows one)"
     first = 0
-    for index in range(1, len(boots) + 1):
-        if index < len(boots) and _same(boots[index], boots[first]):
+    for index in range(1, len(ledgers) + 1):
+        if index < len(ledgers) and _same(ledgers[index], ledgers[first]):
             continue
-        count = index - first
-        if count == 1 and first + 1 == number:
-            first = index
-            continue
-        what = _short(boots[first])
-        lines = f"lines {starts[first]}-{starts[index - 1] + boots[index - 1].lines - 1}"
-        if count > 1:
-            yield f"  {first + 1}-{index}: the same {count} times ({lines}): {what}"
+        lines = f"lines {starts[first]:,}-{starts[index - 1] + ledgers[index - 1].lines - 1:,}"
+        what = _short(ledgers[first])
+        shown = " <- this one" if first < number <= index else ""
+        if index - first == 1:
+            yield f"  {index} ({lines}): {what}{shown}"
         else:
-            yield f"  {index} ({lines}): {what}"
+            often = (
+                f"crash loop, {index - first} times" if ledgers[first].cause is not None else f"{index - first} times"
+            )
+            yield f"  {first + 1}-{index} ({lines}): {often}{_period(boots.times[first:index])}: {what}{shown}"
         first = index
+
+
+def _period(times: Sequence[int | None]) -> str:
+    """How far the boots of a loop lie apart; the median of the gaps that the log shows."""
+    gaps = sorted((late - early) % 86400 for early, late in pairwise(times) if early is not None and late is not None)
+    if not gaps:
+        return ""
+    seconds = gaps[len(gaps) // 2]
+    return f", every {seconds} s" if seconds < 100 else f", every {round(seconds / 60)} min"
 
 
 def _same(one: BootLedger, other: BootLedger) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from pytest_kvbudget.budget.model import Plan, Reach, Term
+from pytest_kvbudget.budget.model import Plan, Reach, gives, takes
 from pytest_kvbudget.units import GIB, format_size
 from pytest_kvbudget.verdict import Provenance
 
@@ -31,29 +31,22 @@ def footprint(
     driver_reserve_bytes: int = DRIVER_RESERVE_BYTES,
 ) -> Plan:
     """The footprint of one rank on its card; what is left is the margin, and a negative one is only a warning."""
-
-    def takes(name: str, size_bytes: int, reach: Reach, how: str, provenance: Provenance = Provenance.DERIVED) -> Term:
-        return Term(
-            name=name, size_bytes=size_bytes, role="takes", reach=reach, how=how, law=_LAW, provenance=provenance
-        )
-
+    assumed, configured = Provenance.ASSUMED, Provenance.CONFIGURED
+    pool_how = "--kv-cache-memory-bytes"
     plan = Plan(
         policy="rdna4",
         variant="footprint",
         result="margin",
         terms=(
-            Term(
-                name="card", size_bytes=total_bytes, role="gives", reach=Reach.FIXED, how="the device", law=_LAW,
-                provenance=Provenance.CONFIGURED,
-            ),
-            takes("non-expert weights", weights_bytes, Reach.FIXED, "checkpoint"),
-            takes("pinned pool", pool_bytes, Reach.FLAG, "--kv-cache-memory-bytes", Provenance.CONFIGURED),
-            takes("CUDA graphs", graph_bytes, Reach.FIXED, "capture sizes"),
-            takes("arena", arena_bytes, Reach.FLAG, "--gpu-memory-utilization"),
-            takes("non-torch", non_torch_bytes, Reach.FIXED, "runtime", Provenance.ASSUMED),
-            takes("driver reserve", driver_reserve_bytes, Reach.FIXED, "driver", Provenance.ASSUMED),
+            gives("card", total_bytes, Reach.FIXED, "the device", law=_LAW, provenance=configured),
+            takes("non-expert weights", weights_bytes, Reach.FIXED, "checkpoint", law=_LAW),
+            takes("pinned pool", pool_bytes, Reach.FLAG, pool_how, law=_LAW, provenance=configured),
+            takes("CUDA graphs", graph_bytes, Reach.FIXED, "capture sizes", law=_LAW),
+            takes("arena", arena_bytes, Reach.FLAG, "--gpu-memory-utilization", law=_LAW),
+            takes("non-torch", non_torch_bytes, Reach.FIXED, "runtime", law=_LAW, provenance=assumed),
+            takes("driver reserve", driver_reserve_bytes, Reach.FIXED, "driver", law=_LAW, provenance=assumed),
         ),
-    )  # fmt: skip
+    )
     if plan.fits:
         return plan
     return msgspec.structs.replace(

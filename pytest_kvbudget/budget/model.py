@@ -48,6 +48,20 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
         return self.size_bytes if self.role == "gives" else -self.size_bytes
 
 
+def gives(
+    name: str, size_bytes: int, reach: Reach, how: str, *, law: str, provenance: Provenance = Provenance.DERIVED
+) -> Term:
+    """A term that adds to what is left; arguments as the fields of `Term`."""
+    return Term(name=name, size_bytes=size_bytes, role="gives", reach=reach, how=how, law=law, provenance=provenance)
+
+
+def takes(
+    name: str, size_bytes: int, reach: Reach, how: str, *, law: str, provenance: Provenance = Provenance.DERIVED
+) -> Term:
+    """A term that takes from what is left; arguments as the fields of `Term`."""
+    return Term(name=name, size_bytes=size_bytes, role="takes", reach=reach, how=how, law=law, provenance=provenance)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of one policy for one rank (or logical core). What is left is their sum and is never clamped."""
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from pytest_kvbudget.budget.model import BudgetInputError, Plan, Reach, Refusal, Term
+from pytest_kvbudget.budget.model import BudgetInputError, Plan, Reach, Refusal, Term, gives, takes
 from pytest_kvbudget.units import GIB, format_size
 from pytest_kvbudget.verdict import Provenance
 
@@ -28,6 +28,8 @@ MINIMUM_VARIABLE: Final = "VLLM_NEURON_MIN_KV_BUDGET_GIB"
 LNC_VARIABLE: Final = "NEURON_LOGICAL_NC_CONFIG"
 UTILIZATION_FLAG: Final = "--gpu-memory-utilization"
 
+_LAW: Final = f"{DOCUMENT}, sections 1 and 4"
+_CPU_LAW: Final = f"{DOCUMENT}, section 2"
 _STACK_GIB: Final = {"trn1": 16, "trn1n": 16, "trn2": 24, "trn3": 36, "inf2": 16}
 _PHYSICAL_CORES_PER_STACK: Final = {"trn1": 1, "trn1n": 1, "inf2": 1, "trn2": 2, "trn3": 2}
 _PLATFORM = re.compile(r"(?P<name>trn1n|trn1|trn2|trn3|inf2)(?:pre|-rev\w+)?", re.ASCII)
@@ -188,17 +190,21 @@ def compute_kv_budget(
         BudgetInputError: default policy without a utilization in (0, 1], a cap outside (0, 1], a negative headroom.
     """
     share_bytes = stack_bytes // cores_per_stack if variant.divides_stack else stack_bytes
-    terms = [_gives("HBM stack", stack_bytes, Reach.FIXED, "the device", f"{DOCUMENT} 1", stack_provenance)]
+    terms = [gives("HBM stack", stack_bytes, Reach.FIXED, "the device", law=_LAW, provenance=stack_provenance)]
     if share_bytes != stack_bytes:
-        terms.append(
-            _takes("other logical cores of the stack", stack_bytes - share_bytes, Reach.ENVIRONMENT, LNC_VARIABLE, "4")
-        )
-    weights = _takes(
-        "model weights", weights_bytes, Reach.FIXED, "checkpoint, dtype, --tensor-parallel-size", "1",
-        weights_provenance,
-    )  # fmt: skip
+        others_bytes = stack_bytes - share_bytes
+        terms.append(takes("other logical cores of the stack", others_bytes, Reach.ENVIRONMENT, LNC_VARIABLE, law=_LAW))
+    how = "checkpoint, dtype, --tensor-parallel-size"
+    weights = takes("model weights", weights_bytes, Reach.FIXED, how, law=_LAW, provenance=weights_provenance)
     return _budget(
-        share_bytes, terms, weights, utilization, headroom_bytes, cap_fraction, minimum_bytes, variant
+        share_bytes=share_bytes,
+        terms=terms,
+        weights=weights,
+        utilization=utilization,
+        headroom_bytes=headroom_bytes,
+        cap_fraction=cap_fraction,
+        minimum_bytes=minimum_bytes,
+        variant=variant,
     )
 
 
@@ -225,18 +231,28 @@ def cpu_kv_budget(
             f"{host_available_bytes} bytes of host memory for {local_workers} workers; expected both to be positive"
         )
     share_bytes = host_available_bytes // local_workers
+    measured = Provenance.MEASURED
+    others_bytes = host_available_bytes - share_bytes
     terms = [
-        _gives(
-            "host memory available", host_available_bytes, Reach.FIXED, "the host", f"{DOCUMENT} 2",
-            Provenance.MEASURED,
+        gives(
+            "host memory available", host_available_bytes, Reach.FIXED, "the host", law=_CPU_LAW, provenance=measured
         ),
-        _takes("other local workers", host_available_bytes - share_bytes, Reach.FLAG, "--tensor-parallel-size", "2"),
-    ]  # fmt: skip
-    minimum = minimum_bytes if variant.cpu_minimum else None
-    return _budget(share_bytes, terms, None, utilization, headroom_bytes, cap_fraction, minimum, variant)
+        takes("other local workers", others_bytes, Reach.FLAG, "--tensor-parallel-size", law=_CPU_LAW),
+    ]
+    return _budget(
+        share_bytes=share_bytes,
+        terms=terms,
+        weights=None,
+        utilization=utilization,
+        headroom_bytes=headroom_bytes,
+        cap_fraction=cap_fraction,
+        minimum_bytes=minimum_bytes if variant.cpu_minimum else None,
+        variant=variant,
+    )
 
 
 def _budget(
+    *,
     share_bytes: int,
     terms: list[Term],
     weights: Term | None,
@@ -256,22 +272,25 @@ def _budget(
             raise BudgetInputError(f"headroom is {headroom_bytes} bytes; expected zero or more")
         total_budget_bytes, cap_bytes = share_bytes, None
         user_budget_bytes = share_bytes - weights_bytes - headroom_bytes
-        terms += [weights] if weights is not None else []
+        terms += [] if weights is None else [weights]
         terms.append(
-            _takes("reserved headroom", headroom_bytes, Reach.ENVIRONMENT, HEADROOM_VARIABLE, "1", _CONFIGURED)
+            takes(
+                "reserved headroom",
+                headroom_bytes,
+                Reach.ENVIRONMENT,
+                HEADROOM_VARIABLE,
+                law=_LAW,
+                provenance=Provenance.CONFIGURED,
+            )
         )
     else:
         total_budget_bytes = int(share_bytes * _checked(utilization, UTILIZATION_FLAG))
         cap_bytes = int(total_budget_bytes * _checked(cap_fraction, CAP_VARIABLE))
         user_budget_bytes = total_budget_bytes - weights_bytes
-        terms.append(
-            _takes("outside utilization", share_bytes - total_budget_bytes, Reach.FLAG, UTILIZATION_FLAG, "1")
-        )
-        # CPU inference caps the budget itself: the host's figure is already without the weights
-        terms += [weights] if weights is not None else []
-        terms.append(
-            _takes("above the fractional cap", max(user_budget_bytes - cap_bytes, 0), Reach.ENVIRONMENT, CAP_VARIABLE, "1")
-        )
+        outside_bytes, above_bytes = share_bytes - total_budget_bytes, max(user_budget_bytes - cap_bytes, 0)
+        terms.append(takes("outside utilization", outside_bytes, Reach.FLAG, UTILIZATION_FLAG, law=_LAW))
+        terms += [] if weights is None else [weights]
+        terms.append(takes("above the fractional cap", above_bytes, Reach.ENVIRONMENT, CAP_VARIABLE, law=_LAW))
     return Budget(
         mode="default" if headroom_bytes is None else "headroom",
         share_bytes=share_bytes,
@@ -284,35 +303,12 @@ def _budget(
     )
 
 
-_CONFIGURED: Final = Provenance.CONFIGURED
-
-
 def _checked(fraction: float | None, name: str) -> float:
     if fraction is None:
         raise BudgetInputError(f"{name} is not given, and its default differs between releases (0.9, 0.92); give it")
     if not 0 < fraction <= 1:
         raise BudgetInputError(f"{name} is {fraction}; expected above 0 and at most 1")
     return fraction
-
-
-def _gives(name: str, size_bytes: int, reach: Reach, how: str, law: str, provenance: Provenance) -> Term:
-    return Term(
-        name=name, size_bytes=size_bytes, role="gives", reach=reach, how=how, law=law, provenance=provenance
-    )
-
-
-def _takes(
-    name: str, size_bytes: int, reach: Reach, how: str, section: str, provenance: Provenance = Provenance.DERIVED
-) -> Term:
-    return Term(
-        name=name,
-        size_bytes=size_bytes,
-        role="takes",
-        reach=reach,
-        how=how,
-        law=f"{DOCUMENT} {section}",
-        provenance=provenance,
-    )
 
 
 def minimum_refusal(budget: Budget) -> Refusal | None:

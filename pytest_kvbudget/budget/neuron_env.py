@@ -113,7 +113,9 @@ class _Reader:
             what = "disables the minimum-KV check"
             if value != 0:
                 what += "; write 0 if that is meant"
-            self.warnings.append(f"{MINIMUM_VARIABLE} is {self.environ[MINIMUM_VARIABLE]!r}: the engine accepts it and it {what}")
+            self.warnings.append(
+                f"{MINIMUM_VARIABLE} is {self.environ[MINIMUM_VARIABLE]!r}: the engine accepts it and it {what}"
+            )
             return None
         if math.isinf(value):
             self.refuse(MINIMUM_VARIABLE, "OverflowError (cannot convert float infinity to integer)", "GiB, above 0")

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from pytest_kvbudget.device.model import ProbeError
 
@@ -70,33 +70,28 @@ def run_tool(argv: Sequence[str], *, timeout_s: float = DEADLINE_S) -> str:
 def _read_all(process: subprocess.Popen[bytes], shown: str, deadline: float, timeout_s: float) -> tuple[str, str]:
     """Standard output and standard error until both end and the process is gone."""
     assert process.stdout is not None and process.stderr is not None  # noqa: PT018 - asked for as pipes
-    got: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    got = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     late = f"{shown}: did not end within {timeout_s:g} s; expected an answer. The driver or the device may hang"
     with selectors.DefaultSelector() as selector:
-        for pipe in got:
-            selector.register(pipe, selectors.EVENT_READ)
+        for descriptor in got:
+            selector.register(descriptor, selectors.EVENT_READ)
         while selector.get_map():
             ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not ready or time.monotonic() > deadline:
                 raise ProbeError(late)
             for key, _ in ready:
-                pipe = key.fileobj
-                assert not isinstance(pipe, int)
                 chunk = os.read(key.fd, _CHUNK_BYTES)
+                got[key.fd] += chunk
                 if not chunk:
-                    selector.unregister(pipe)
-                    continue
-                got[pipe] += chunk  # type: ignore[index]  # registered from the keys of `got`
-                if len(got[pipe]) > _MOST_BYTES:  # type: ignore[index]
+                    selector.unregister(key.fd)
+                if len(got[key.fd]) > _MOST_BYTES:
                     raise ProbeError(f"{shown}: printed more than {_MOST_BYTES} bytes; expected a short answer")
     try:
         process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         raise ProbeError(late) from None
-    return (
-        got[process.stdout].decode("utf-8", "replace"),
-        got[process.stderr].decode("utf-8", "replace"),
-    )
+    output, errors = (taken.decode("utf-8", "replace") for taken in got.values())
+    return output, errors
 
 
 def json_in(text: str, source: str) -> object:

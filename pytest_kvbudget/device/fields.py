@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Final
 
-from pytest_kvbudget.device.model import DeviceMemory, ProbeError
+from pytest_kvbudget.device.model import DeviceHolder, DeviceMemory, ProbeError
 
 _UNITS: Final = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 """Every one of these tools writes MB for 2^20 bytes: a Radeon AI PRO R9700 of 34208743424 bytes is their 32624 MB."""
 _LARGEST: Final = 2**60
 """An unsigned 64-bit counter that went below zero shows near 2^64: no device has an exbibyte."""
+_LONGEST: Final = 64
 
 
 def whole(value: object, where: str, unit: str = "B") -> int:
@@ -30,6 +32,25 @@ def whole(value: object, where: str, unit: str = "B") -> int:
         shown = repr(value)[:60] if factor is not None else f"{value!r} {unit!r}"[:60]
         raise ProbeError(f"{where} shows {shown}; expected a number of bytes")
     return int(number * factor)
+
+
+def read_number(path: str) -> int:
+    """Bytes from a file of the kernel that shows one number.
+
+    Opened and read once, without pathlib: a sampler does this a hundred times a second.
+
+    Raises:
+        ProbeError: it cannot be read or shows something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            raw = os.read(descriptor, _LONGEST)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ProbeError(f"{path}: cannot be read: {error.strerror}; expected a number of bytes") from None
+    return whole(raw.decode("ascii", "replace"), f"{path}:")
 
 
 def measured(value: object, where: str) -> int:
@@ -56,7 +77,15 @@ def index(value: object, where: str) -> int:
 
 
 def checked(
-    *, device: str, total_bytes: int, used_bytes: int, source: str, where: str, reserved_bytes: int = 0
+    *,
+    device: str,
+    total_bytes: int,
+    used_bytes: int,
+    source: str,
+    where: str,
+    reserved_bytes: int = 0,
+    holders: tuple[DeviceHolder, ...] = (),
+    limits: str = "",
 ) -> DeviceMemory:
     """A reading whose parts fit into its total.
 
@@ -69,7 +98,13 @@ def checked(
             "expected part of a total"
         )
     return DeviceMemory(
-        device=device, total_bytes=total_bytes, used_bytes=used_bytes, reserved_bytes=reserved_bytes, source=source
+        device=device,
+        total_bytes=total_bytes,
+        used_bytes=used_bytes,
+        source=source,
+        reserved_bytes=reserved_bytes,
+        holders=holders,
+        limits=limits,
     )
 
 

@@ -14,6 +14,9 @@ from pytest_kvbudget.ledger.model import BootLedger, Value
 from pytest_kvbudget.verdict import Provenance
 
 _RANKED: Final = re.compile(r"(?:TP|PP|DP|EP|rank[ =]?)\d|Worker|ip=")
+DRIVER: Final = "driver"
+"""Name of the rank that lives in the first process and prints without a prefix (vLLM V0)."""
+
 _HIDDEN: Final = frozenset({"engine_version", "kv_pinned", "tried_alloc_rounded_bytes", "waiting", "running"})
 
 _LOOKED_FOR: Final = (
@@ -82,17 +85,31 @@ def _merged(state: BootState, root: Seen | None) -> dict[str, dict[Process, Valu
                 values.setdefault(name, {}).setdefault(seen.process, value)
     if "tried_alloc_rounded_bytes" in values:
         values.setdefault("tried_alloc_bytes", values["tried_alloc_rounded_bytes"])
+    _sharpen(state, values.get("tried_alloc_bytes", {}))
     return values
+
+
+def _sharpen(state: BootState, tried: dict[Process, Value]) -> None:
+    """Where one line rounds what another says in bytes, the bytes count."""
+    for seen in state.failures:
+        exact = seen.readings.get("tried_alloc_bytes")
+        known = tried.get(seen.process)
+        if exact is None or known is None or exact.precision or isinstance(exact.value, str):
+            continue
+        if known.precision and not isinstance(known.value, str) and abs(exact.value - known.value) <= known.precision:
+            tried[seen.process] = _of(state, seen)["tried_alloc_bytes"]
 
 
 def _tellers(state: BootState, root: Seen | None) -> list[Seen]:
     """The root cause's line, and the same line of other ranks; not its repetition by processes that passed it on."""
     if root is None or root.row is None:
         return []
+    ranks = state.workers if root.process in state.workers else set()
     others = [
         seen
         for seen in state.failures
-        if seen is not root and seen.row is root.row and seen.process in state.workers and root.process in state.workers
+        if seen is not root
+        and ((seen.row is root.row and seen.process in ranks) or seen.evidence.line == root.evidence.line)
     ]
     return [root, *others]
 
@@ -114,7 +131,11 @@ def _labels(state: BootState) -> dict[Process, str | None]:
         if name is not None:
             count[name] = count.get(name, 0) + 1
     labels: dict[Process, str | None] = {}
+    ranked = any(_RANKED.search(name) for name in count)
     for name, pid in processes:
+        if (name, pid) == (None, None) and ranked and (name, pid) in state.workers:
+            labels[name, pid] = DRIVER
+            continue
         if name is None or not _RANKED.search(name):
             labels[name, pid] = None
         elif count[name] > 1:

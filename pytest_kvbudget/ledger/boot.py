@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from pytest_kvbudget.ledger import columns
 from pytest_kvbudget.ledger.facts import FactStore, Process, source_of
 from pytest_kvbudget.ledger.grammar import FAMILIES, order_of
 from pytest_kvbudget.ledger.grammar.common import FRAME, FRAMES, WAITING_FRAMES, WEAK_FRAMES
@@ -19,6 +20,8 @@ from pytest_kvbudget.verdict import Phase, Provenance
 
 LONGEST_EVIDENCE: Final = 600
 """Characters kept of a line that is evidence."""
+LONGEST_TEXT: Final = 16 * 1024
+"""Characters of a line that are matched, half from each end; engines print lines of a few thousand."""
 WRAPPED_LINES: Final = 6
 """Lines that one wrapped sentence may run over."""
 TABLE_LINES: Final = 40
@@ -96,12 +99,12 @@ class BootState:
         self.began: Evidence | None = None
         self.planned = False
         self.starved: list[Evidence] = []
-        self.last_line = 0
         self._current: dict[Process, Phase] = {}
         self._frames: dict[Process, tuple[Phase, bool] | None] = {}
         self._wrapped: list[_Wrapped] = []
         self._marked: set[int] = set()
         self._table: tuple[int, Process] | None = None
+        self._heads: list[str] = []
 
     @property
     def family(self) -> str:
@@ -110,7 +113,7 @@ class BootState:
             if family in self.families:
                 return family
         if "" in self.families:
-            return self.asked_family or "vllm"
+            return self.asked_family or "torch"
         return "unknown"
 
     @property
@@ -123,6 +126,15 @@ class BootState:
     def pinned(self) -> bool:
         """The KV cache's bytes were given, not worked out."""
         return "kv_pinned" in self.facts or "kv_cache_memory_bytes" in self.facts
+
+    @property
+    def dead(self) -> bool:
+        """A line says that a process of the engine is gone or that the engine gave up."""
+        return any(
+            seen.failure.tier is Tier.WRAPPER or seen.failure.failure_class in {"engine_killed", "host_oom_killed"}
+            for seen in self.failures
+            if not seen.survived
+        )
 
     @property
     def settled(self) -> bool:
@@ -140,7 +152,8 @@ class BootState:
         Of a ``partial`` line, whose end has not come, no figure counts that its last character belongs to.
         """
         process = self._process(text)
-        self.last_line = line
+        if len(text.text) > LONGEST_TEXT:
+            text = text._replace(text=text.text[: LONGEST_TEXT // 2] + text.text[-LONGEST_TEXT // 2 :])
         if self._wrapped:
             self._continue(text, process)
         before = len(self.milestones)
@@ -219,10 +232,23 @@ class BootState:
             self.began = self.began or evidence
         elif row.event == "plan":
             self.planned = True
+        elif row.event == "asked":
+            self.requests = True
+        elif row.event in {"table", "head", "cells"}:
+            self._tabulate(row, evidence, process)
         elif row.event in {"served", "alive"}:
             self._alive(row, readings, evidence)
         elif row.event == "stopping" and self.stopping is None and not any(not seen.survived for seen in self.failures):
             self.stopping = evidence
+
+    def _tabulate(self, row: Row, evidence: Evidence, process: Process) -> None:
+        if row.event == "table":
+            self._table = (evidence.line, process)
+        elif row.event == "head":
+            self._heads = [*self._heads, evidence.text][-columns.MOST_HEADS :]
+        else:
+            for name, reading in columns.readings(self._heads, evidence.text).items():
+                self.facts.add(name, process, self.value(name, reading, evidence, row.provenance))
 
     def _alive(self, row: Row, readings: dict[str, Reading], evidence: Evidence) -> None:
         if self.served is None:
@@ -244,7 +270,7 @@ class BootState:
             self.requests = self.requests or "POST" in evidence.text
             if "GET" in evidence.text:
                 return
-        if all(seen.failure.tier is Tier.ROOT for seen in self.failures if seen.served):
+        if not self.dead:
             for seen in self.failures:
                 seen.survived = True
 
@@ -269,7 +295,8 @@ class BootState:
     def _fail(
         self, failure: Failure, row: Row | None, evidence: Evidence, process: Process, readings: dict[str, Reading]
     ) -> Seen | None:
-        if self.stopping is not None and self.served is not None:
+        ended = self.stopping is not None or failure.phase is Phase.ARGUMENT
+        if self.served is not None and ended:
             return None
         frame = self._frames.get(process)
         phase = failure.phase or (frame[0] if frame is not None else self._current.get(process, self.now))

@@ -7,11 +7,12 @@ from typing import Final
 
 from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.prefix import Text
+from pytest_kvbudget.ledger.scan import Kind
 from pytest_kvbudget.verdict import Phase
 
 _START: Final = re.compile(
-    r"vLLM API server version |█.*\sversion \d|Clav Version|non-default args: |args: Namespace\(|"
-    r"server_args=ServerArgs\(|llama_server: initializing|^usage: vllm "
+    r"vLLM API server version |█\s+version \d|Clav Version|non-default args: |args: Namespace\(|"
+    r"server_args=ServerArgs\(|llama_server: initializing"
 )
 _PLAN: Final = re.compile(r"budget \(total x util\)")
 _ENGINE: Final = re.compile(r"Initializing (?:a V[01] LLM|an LLM) engine \(v")
@@ -34,11 +35,11 @@ class Cutter:
         self._own: set[int] = set()
         self._engine_started = False
 
-    def begins_boot(self, state: BootState, text: Text) -> bool:
+    def begins_boot(self, state: BootState, text: Text, kind: Kind) -> bool:
         """Whether this line is the first of another boot; lines of the old one's processes are then not read."""
         if self.retired(text):
             return False
-        begins = self._new_pid(text) or self._again(state, text)
+        begins = self._new_pid(text) or (kind.starts and self._again(state, text))
         if begins:
             if len(self._retired) < MOST_RETIRED:
                 self._retired |= self._own
@@ -52,7 +53,7 @@ class Cutter:
                 self._own.add(text.pid)
             if text.process is not None and _SINGLE.match(text.process):
                 self._pids[text.process] = text.pid
-        if _ENGINE.search(text.text):
+        if kind.starts and _ENGINE.search(text.text):
             self._engine_started = True
         return begins
 

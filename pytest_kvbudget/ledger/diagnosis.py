@@ -8,9 +8,9 @@ from pytest_kvbudget.ledger.boot import BootState, Seen
 from pytest_kvbudget.ledger.classes import Proof, proof_of
 from pytest_kvbudget.ledger.grammar import order_of
 from pytest_kvbudget.ledger.grammar.model import Tier
-from pytest_kvbudget.ledger.levers import levers_for
+from pytest_kvbudget.ledger.levers import levers_for, with_limits
 from pytest_kvbudget.ledger.model import Cause, Evidence, Outcome
-from pytest_kvbudget.ledger.sentences import Figures, sentence_for
+from pytest_kvbudget.ledger.sentences import Figures, limits_of, sentence_for
 from pytest_kvbudget.verdict import Phase
 
 NEAR_FULL: Final = 0.87
@@ -61,17 +61,24 @@ def diagnose(state: BootState) -> Diagnosis:
     resolved = _resolve(state, root)
     outcome = _outcome(state, root, resolved)
     phase = resolved.phase
-    if root.failure.tier is Tier.DEATH and root.served:
+    if root.served and (root.failure.tier is Tier.DEATH or resolved.failure_class == "host_oom_killed"):
         phase = Phase.REQUEST if state.requests else Phase.READY
     return Diagnosis(root, outcome, phase, _cause(state, root, resolved.failure_class, phase))
 
 
 def _root(state: BootState) -> Seen | None:
     living = [seen for seen in state.failures if not seen.survived]
-    hard = [seen for seen in living if not seen.failure.soft]
-    if hard:
-        return min(hard, key=lambda seen: (seen.failure.tier, seen.evidence.line, seen.failure.phase is None))
-    return None
+    # a serving engine logs exceptions of single requests and serves on
+    hard = [
+        seen for seen in living if not seen.failure.soft and (seen.row is not None or not seen.served or state.dead)
+    ]
+    if not hard:
+        return None
+    named = [seen for seen in hard if seen.failure.tier in {Tier.ROOT, Tier.KILLED}]
+    soft = [seen for seen in living if seen.failure.soft]
+    return min(
+        named or soft or hard, key=lambda seen: (seen.failure.tier, seen.evidence.line, seen.failure.phase is None)
+    )
 
 
 def _without_root(state: BootState) -> Diagnosis:
@@ -171,9 +178,10 @@ def _resolve_hbm(state: BootState, seen: Seen) -> _Resolved:
     if seen.failure.failure_class == "nrt_resource" and "device_resource_exhausted" in others:
         return _Resolved("device_resource_exhausted", Phase.MODEL_LOAD)
     loading = any(other.phase is Phase.MODEL_LOAD for other in state.failures) or Phase.MODEL_LOAD in state.phases
-    if seen.phase in {Phase.WEIGHTS_LOAD, Phase.KV_CHECK, Phase.KV_ALLOC, Phase.WARMUP}:
-        phase = Phase.KV_ALLOC if seen.phase is Phase.KV_CHECK else seen.phase
-        return _Resolved("runtime_hbm_oom", phase)
+    if seen.phase is Phase.WEIGHTS_LOAD or (
+        not loading and seen.phase in {Phase.KV_CHECK, Phase.KV_ALLOC, Phase.WARMUP}
+    ):
+        return _Resolved("runtime_hbm_oom", Phase.KV_ALLOC if seen.phase is Phase.KV_CHECK else seen.phase)
     if loading or seen.phase in {Phase.COMPILE, Phase.MODEL_LOAD}:
         return _Resolved("runtime_hbm_oom", Phase.MODEL_LOAD)
     if others <= {"hbm_oom"} and "DEVICE memory (" in seen.evidence.text:
@@ -212,7 +220,9 @@ def _cause(state: BootState, root: Seen, failure_class: str, phase: Phase) -> Ca
         failure_class=failure_class,
         sentence=sentence_for(failure_class, figures, root.evidence.text),
         evidence=tuple(lines.values()),
-        levers=levers_for(failure_class, state.family, phase, pinned=state.pinned),
+        levers=with_limits(
+            levers_for(failure_class, state.family, phase, pinned=state.pinned), limits_of(failure_class, figures)
+        ),
         rank=root.process[0],
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from pytest_kvbudget.ledger.model import Direction, Effect, Lever
 from pytest_kvbudget.verdict import Phase
 
@@ -90,6 +92,7 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
         _UTIL_UP,
         _lever("max_num_batched_tokens", "lower", "helps", "less activation, more for the KV cache"),
         _lever("cudagraph_capture_sizes", "lower", "helps", "the graph estimate is charged before the KV cache"),
+        _lever("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "lower", "helps", "0 charges no estimate of graphs at all"),
         _LEN_USELESS,
     ),
     "kv_check_short": (
@@ -117,6 +120,7 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     ),
     "max_num_seqs_exceeds_state": (
         _lever("max_num_seqs", "lower", "helps", "each sequence needs a state block"),
+        _lever("gpu_memory_utilization", "raise", "helps", "more state blocks"),
         _lever("max_model_len", "lower", "useless", "state does not depend on the window"),
     ),
     "kv_alloc_oom": (
@@ -216,6 +220,13 @@ _SGLANG: Final[dict[str, tuple[Lever, ...]]] = {
     "kv_budget_nonpositive": (_lever("mem_fraction_static", "raise", "helps", "a larger share goes to the KV cache"),),
 }
 
+_TORCH: Final = (
+    _lever("gpu_memory_utilization", "lower", "helps", "vLLM: leaves more of the card outside the KV cache"),
+    _lever("mem_fraction_static", "lower", "helps", "SGLang: leaves more of the card outside the pool"),
+    _lever("gpu_memory_utilization", "raise", "harms", "leaves still less outside the pool"),
+    _lever("mem_fraction_static", "raise", "harms", "leaves still less outside the pool"),
+)
+
 _LLAMA: Final[dict[str, tuple[Lever, ...]]] = {
     name: (
         _lever("ctx_size", "lower", "helps", "the KV cache is allocated for the whole context at once"),
@@ -238,6 +249,16 @@ _NEURON_WEIGHTS: Final = (
     _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no KV cache exists yet"),
     _lever("scratchpad and DMA rings", "lower", "useless", "weights fill the memory"),
 )
+
+
+def with_limits(levers: tuple[Lever, ...], limits: dict[tuple[str, str], str]) -> tuple[Lever, ...]:
+    """The levers with how far to turn them, by name and direction, in front of the reason."""
+    return tuple(
+        msgspec.structs.replace(lever, why=f"{limit}; {lever.why}" if lever.why else limit)
+        if lever.effect == "helps" and (limit := limits.get((lever.name, lever.direction)))
+        else lever
+        for lever in levers
+    )
 
 
 _POOL_CLASSES: Final = frozenset(
@@ -269,6 +290,8 @@ def _levers(failure_class: str, family: str, phase: Phase) -> tuple[Lever, ...]:
     special = {"sglang": _SGLANG, "llama.cpp": _LLAMA}.get(family, {}).get(failure_class)
     if special is not None:
         return special
+    if family == "torch" and failure_class == "request_oom":
+        return _TORCH
     if family == "neuron" and failure_class == "request_oom":
         return _NEURON_REQUEST
     if failure_class == "runtime_hbm_oom" and phase in {Phase.WEIGHTS_LOAD, Phase.UNKNOWN}:

@@ -11,17 +11,33 @@ from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.cut import Cutter
 from pytest_kvbudget.ledger.grammar import TABLES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Row
-from pytest_kvbudget.ledger.lines import LineSplitter, capped
+from pytest_kvbudget.ledger.lines import HEAD_BYTES, LineSplitter, capped
 from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import clean
-from pytest_kvbudget.ledger.scan import Scanner
+from pytest_kvbudget.ledger.scan import Kind, Scanner
 from pytest_kvbudget.verdict import Phase
 
 LONGEST_LAST_LINE = 400
 """Characters kept of the last line."""
 
 
-_LOAD = re.compile(rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |#queue-req: )([0-9]+)(?:.*usage: ([0-9.]+)%)?")
+_CLOCK = re.compile(rb"\b([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\b")
+_IDLE = (
+    re.compile(rb"Running: 0 reqs, Waiting: [1-9]"),
+    re.compile(rb"#running-req: 0,[^\n]*#queue-req: [1-9]"),
+)
+_USAGE = re.compile(rb"cache usage: ([0-9.]+)%")
+_LOAD = re.compile(
+    rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |#queue-req: )([0-9]+)(?:.*usage: ([0-9.]+)%)?"
+)
+
+
+def _time_of_day(piece: bytes) -> int | None:
+    match = _CLOCK.search(piece[:256])
+    if match is None:
+        return None
+    hours, minutes, seconds = (int(number) for number in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
 
 
 @cache
@@ -63,6 +79,7 @@ class LedgerReader:
         self._state = self._new_state()
         self._earlier: list[BootLedger] = []
         self._starts = [1]
+        self._times: list[int | None] = [None]
         self._last_piece = b""
         self._closed = False
 
@@ -116,6 +133,11 @@ class LedgerReader:
         return tuple(self._starts)
 
     @property
+    def times(self) -> tuple[int | None, ...]:
+        """When every boot of the stream began, in seconds of the day, where its lines say so."""
+        return tuple(self._times)
+
+    @property
     def phase(self) -> Phase:
         """What is going on now, in the last boot of the stream."""
         return self._state.now
@@ -130,32 +152,51 @@ class LedgerReader:
 
     def _whole_lines(self, block: bytes, found: list[Milestone]) -> None:
         """Read a block that begins with a line and ends with one; most of its lines are not even looked at."""
+        survey = self._scanner.survey(block)
+        quiet = survey.only_alive() and not self._state.waits_for_more
+        if quiet and (not survey.picked or (self._state.settled and self._block_says_nothing_new(block))):
+            self._pass_over(block, len(survey.skeletons))
+            return
         lines = block.split(b"\n")
         lines.pop()
         number, done = self._splitter.line, 0
-        for index, alive in self._scanner.pick(block):
+        for index, kind in survey.lines():
             while self._state.waits_for_more and done < index:
                 self._line(number + done, lines[done], found)
                 done += 1
             done = index + 1
-            if not (alive and self._state.settled and self._says_nothing_new(lines[index])):
-                self._line(number + index, lines[index], found)
+            if not (kind.alive and self._state.settled and self._says_nothing_new(lines[index])):
+                self._line(number + index, lines[index], found, kind)
         while self._state.waits_for_more and done < len(lines):
             self._line(number + done, lines[done], found)
             done += 1
-        self._splitter.skip(len(lines))
-        for line in reversed(lines):
-            pieces = [piece for piece in line.split(b"\r") if piece and not piece.isspace()]
-            if pieces:
-                self._last_piece = capped(pieces[-1])
-                break
+        self._pass_over(block, len(lines))
 
-    def _line(self, number: int, line: bytes, found: list[Milestone]) -> None:
+    def _pass_over(self, block: bytes, lines: int) -> None:
+        self._splitter.skip(lines)
+        end = len(block.rstrip())
+        if end:
+            start = max(block.rfind(b"\n", 0, end), block.rfind(b"\r", 0, end)) + 1
+            self._last_piece = capped(block[start:end])
+
+    def _line(self, number: int, line: bytes, found: list[Milestone], kind: Kind | None = None) -> None:
+        if kind is not None and b"\r" not in line and len(line) <= HEAD_BYTES:
+            self._last_piece = line
+            self._take(number, line, kind, found, partial=False)
+            return
         for piece in line.split(b"\r"):
             self._piece(number, capped(piece), found)
 
     def _new_state(self) -> BootState:
         return BootState(self._family, simulated=self._simulated)
+
+    def _block_says_nothing_new(self, block: bytes) -> bool:
+        """`_says_nothing_new` for every line of a block at once."""
+        if self._state.starved or any(idle.search(block) for idle in _IDLE):
+            return False
+        usages = _USAGE.findall(block)
+        peak = self._state.peak_usage
+        return not usages or (peak is not None and max(map(float, usages)) <= peak)
 
     def _says_nothing_new(self, piece: bytes) -> bool:
         """Of a line that only says that a settled engine serves: no request waits alone, no new peak of the usage."""
@@ -180,10 +221,16 @@ class LedgerReader:
                 return
             if kind.alive and self._state.settled and self._says_nothing_new(piece):
                 return
+        self._take(line, piece, kind, found, partial=partial)
+
+    def _take(self, line: int, piece: bytes, kind: Kind, found: list[Milestone], *, partial: bool) -> None:
         for text in clean(piece):
-            if self._cutter.begins_boot(self._state, text):
+            if self._cutter.begins_boot(self._state, text, kind):
                 self._earlier.append(assemble(self._state, line - self._starts[-1]))
                 self._starts.append(line)
+                self._times.append(None)
                 self._state = self._new_state()
+            if self._times[-1] is None:
+                self._times[-1] = _time_of_day(piece)
             if not self._cutter.retired(text):
                 found += self._state.take(line, text, kind, partial=partial)

@@ -31,8 +31,12 @@ class Figures:
         return found.value
 
     def _find(self, name: str) -> Reading | Value | None:
-        if self._root is not None and name in self._root.readings:
-            return self._root.readings[name]
+        if self._root is not None:
+            line = self._root.evidence.line
+            same = (seen.readings for seen in self._state.failures if seen.evidence.line == line)
+            for readings in (self._root.readings, *same):
+                if name in readings:
+                    return readings[name]
         values = list(self._state.facts.values.get(name, {}).values())
         if values:
             return binding(name, values)
@@ -108,7 +112,7 @@ def _startup(figures: Figures, text: str) -> str:
     total_bytes, free_bytes = figures.number("total_bytes"), figures.number("free_bytes")
     most = ""
     if total_bytes and free_bytes is not None:
-        most = f"; at most {int(1000 * free_bytes / total_bytes) / 1000:g} can boot here now"
+        most = f"; at most {most_utilization(free_bytes, total_bytes):g} can boot here now"
     return f"{free} of {total} is free at start-up, less than the {wanted} asked for{most}"
 
 
@@ -196,6 +200,32 @@ def _single(figures: Figures, text: str) -> str:
         return f"one allocation is larger than the driver allows: {quote(text)}"
     room = f" although {free} was free" if free else ""
     return f"one allocation of {tried} failed{room}: the driver limits the size of a single allocation"
+
+
+def limits_of(failure_class: str, figures: Figures) -> dict[tuple[str, str], str]:
+    """How far to turn a lever, by its name and direction, where the figures say so."""
+    limits: dict[tuple[str, str], str] = {}
+    free, total = figures.number("free_bytes"), figures.number("total_bytes")
+    if failure_class == "kv_check_short":
+        window = figures.count("estimated_max_model_len") or figures.count("kv_tokens")
+        need = figures.size("kv_needed_bytes")
+        limits["max_model_len", "lower"] = f"to at most {window}" if window else ""
+        limits["kv_cache_memory_bytes", "raise"] = f"to at least {need}" if need else ""
+    elif failure_class == "startup_free_below_request" and free and total:
+        limits["gpu_memory_utilization", "lower"] = f"to at most {most_utilization(free, total):g}"
+    elif failure_class == "max_num_seqs_exceeds_state" and figures.count("state_blocks"):
+        limits["max_num_seqs", "lower"] = f"to at most {figures.count('state_blocks')}"
+    elif failure_class == "compile_hbm_exceeded":
+        peak, limit = figures.number("peak_hbm_bytes"), figures.number("hbm_limit_bytes")
+        if peak is not None and limit is not None:
+            short = f"by at least {format_size(peak - limit)}"
+            limits["VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise"] = short
+    return {lever: limit for lever, limit in limits.items() if limit}
+
+
+def most_utilization(free_bytes: float, total_bytes: float) -> float:
+    """The largest utilization with three decimals that start-up accepts: free over total, rounded down."""
+    return int(1000 * free_bytes / total_bytes) / 1000
 
 
 _SENTENCES: Final[dict[str, Callable[[Figures, str], str]]] = {

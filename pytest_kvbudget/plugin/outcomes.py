@@ -10,13 +10,13 @@ from typing import Any, Final
 import pytest
 
 from pytest_kvbudget.attempt import Attempt
-from pytest_kvbudget.plugin.items import RUNG, USE
+from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
 from pytest_kvbudget.plugin.session import KvSession
-from pytest_kvbudget.plugin.wording import described
+from pytest_kvbudget.plugin.wording import boot_failure, described
 from pytest_kvbudget.records import AttemptRecord
 
-_TOLD: Final = pytest.StashKey[bool]()
+PREFIX: Final = "kvbudget."
 
 
 def properties(record: AttemptRecord, path: Path, *, rung: str | None = None) -> list[tuple[str, object]]:
@@ -65,16 +65,25 @@ class Outcomes:
         self._session = session
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Properties go in before the report copies them, the rest after."""
         use = item.stash.get(USE, None)
         if use is None or RUNG in item.stash:
             return (yield)
         attempt = use.attempt
-        if not item.stash.get(_TOLD, False):
-            item.stash[_TOLD] = True
-            item.user_properties += properties(attempt.record, attempt.record_path)
+        ended = call.when == "call" and not use.boot_failed
+        if ended:
+            # An engine that died under the test is not a pass, whatever the test thought of it.
+            attempt.body_passed()
+        item.user_properties[:] = [
+            *(entry for entry in item.user_properties if not entry[0].startswith(PREFIX)),
+            *properties(attempt.record, attempt.record_path),
+        ]
         report = yield
+        if ended and attempt.record.verdict not in COUNTS_AS_PASSED:
+            report.sections.append(("Engine died during the test", boot_failure(attempt)))
         mark = {"kind": "boot", "verdict": str(attempt.record.verdict), "header": self._session.header_once()}
         setattr(report, ATTRIBUTE, mark)
         # pytest-html shows the links of every phase together.

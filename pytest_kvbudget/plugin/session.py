@@ -29,6 +29,11 @@ from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
 from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
 from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.verdict import Verdict
+
+
+class NoEngineError(Exception):
+    """There is no engine, and that says nothing about the shape that was asked for."""
 
 
 class Serve(Protocol):
@@ -137,8 +142,14 @@ class KvSession:
         """The engine of a test, booted at the first call; a boot that is no success fails the test here."""
         item: pytest.Item = request.node
         use = item.stash.get(USE, None)
+        trouble = None
         if use is None:
-            use = item.stash[USE] = self._boot_for(item, request)
+            try:
+                use = item.stash[USE] = self._boot_for(item, request)
+            except NoEngineError as error:
+                trouble = str(error)
+        if use is None:
+            pytest.fail(str(trouble), pytrace=False)
         if use.failure is not None:
             pytest.fail(use.failure, pytrace=False)
         return KvEngine(use.attempt)
@@ -191,22 +202,22 @@ class KvSession:
             request.addfinalizer(lambda: self._give_back(attempt))
         elif owner is not None:
             owner.addfinalizer(lambda: self._give_back(attempt))
-        if attempt not in self._proven and attempt.record.verdict not in COUNTS_AS_PASSED:
+        if attempt not in self._proven and attempt.record.verdict is Verdict.FAIL:
             pytest.fail(boot_failure(attempt), pytrace=False)
+        if attempt not in self._proven and attempt.record.verdict not in COUNTS_AS_PASSED:
+            # A ladder's body may call this: what is no FAIL must not look like the body's refusal of its rung.
+            raise NoEngineError(boot_failure(attempt))
         self._proven.add(attempt)
         return KvEngine(attempt)
 
     def _boot(self, request: BootRequest, *, reuse: bool) -> Attempt:
-        trouble = ""
         try:
             with self.timers.paused(self.current):
                 attempt = self.pool.boot(request, reuse=reuse)
         except (PoolError, TimeoutError) as error:
-            trouble = str(error)
+            raise NoEngineError(f"no engine for {described(request.shape)}: {error}") from None
         finally:
             self._progress.end()
-        if trouble:
-            pytest.fail(f"no engine for {described(request.shape)}: {trouble}", pytrace=False)
         if attempt not in self.attempts:
             self.attempts.append(attempt)
         return attempt

@@ -54,6 +54,10 @@ def read_settings(config: pytest.Config) -> Settings:
     if strategy not in STRATEGIES:
         accepted = ", ".join(STRATEGIES)
         raise pytest.UsageError(f"kvbudget: --kvbudget-strategy is {strategy!r}; expected one of {accepted}")
+    if option.kvbudget_leave_serving and option.kvbudget_rung:
+        raise pytest.UsageError(
+            "kvbudget: --kvbudget-leave-serving leaves the winner of a whole ladder; --kvbudget-rung finds none"
+        )
     return Settings(
         loaded=loaded,
         config_path=found.path,

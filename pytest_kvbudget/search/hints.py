@@ -5,16 +5,23 @@ Every figure is of the boot at hand: bytes per token depend on the shape, and a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from pytest_kvbudget.search.knobs import TICKS
 from pytest_kvbudget.search.model import Hint, Limit
 
 if TYPE_CHECKING:
     from pytest_kvbudget.ledger.model import BootLedger, Value
+    from pytest_kvbudget.search.knobs import Knob
     from pytest_kvbudget.shape import Shape
 
-KV_LIMIT = "kv_check"
-DEVICE_LIMIT = "device_memory"
+KV_LIMIT: Final = "kv_check"
+DEVICE_LIMIT: Final = "device_memory"
+COMPILE_LIMIT: Final = "compile"
+RESERVE_FACTOR: Final = 1.08
+"""What the RDNA4 fork's plan reserves for a window over its registry's price (RDNA4 budget document, section 1)."""
 
 
 def hint_from(
@@ -41,9 +48,85 @@ def hint_from(
         known to move it; two boots' margins together still make a line.
     """
     kv = None if axis == "kv_cache_memory_bytes" else _kv_limit(ledger, axis, shape, windows, scaled=scaled)
-    device = _device_limit(ledger, _device_rate(axis, shape, scaled=scaled), free_bytes)
-    limits = tuple(limit for limit in (kv, device) if limit is not None)
+    device = _device_limit(ledger, _device_rate(ledger, axis, shape, scaled=scaled), free_bytes)
+    compiled = _compile_limit(ledger, _scratch_rate(ledger, axis, shape), at_least=False)
+    limits = tuple(limit for limit in (kv, compiled, device) if limit is not None)
     return Hint(limits=limits, estimate=_estimate(ledger, axis, windows, scaled=scaled))
+
+
+def sweep_hint_from(
+    ledger: BootLedger, *, knob: Knob, shape: Shape, windows: int = 1, free_bytes: int | None = None
+) -> Hint:
+    """The same for a boot of a headroom sweep: slack and deficits per unit of the knob.
+
+    Margins shrink towards the knob's goal where they belong to the failures that end the way there, and towards the
+    other end where they belong to the opposite ones: an allocation's deficit bounds the raise of a headroom, memory
+    left when the boot was ready the cut, and what the KV cache has beyond its minimum the largest headroom.
+
+    Args:
+        ledger: what the boot printed.
+        knob: what the sweep turns.
+        shape: what was booted.
+        windows: full windows that the pool must hold.
+        free_bytes: least free device memory of a rank once the boot was ready, from the memory probe.
+    """
+    rate = _knob_rate(ledger, knob)
+    window = shape.max_model_len or _whole(ledger, "max_model_len")
+    found = [
+        _compile_limit(ledger, rate, at_least=True),
+        _device_limit(ledger, rate, free_bytes),
+        _minimum_limit(ledger),
+        _kv_limit(ledger, knob.name, shape, windows, scaled=False) if window else None,
+    ]
+    return Hint(
+        limits=tuple(msgspec.structs.replace(limit, bytes_per_unit=rate) for limit in found if limit is not None)
+    )
+
+
+def _knob_rate(ledger: BootLedger, knob: Knob) -> float | None:
+    """Bytes that one unit of the knob moves; ``None`` where the boot does not tell."""
+    if knob.name in {"reserved_headroom", "kv_cache_memory_bytes"}:
+        return 1.0
+    share = {"gpu_memory_utilization": "total_bytes", "kv_cap_fraction": "requested_bytes"}.get(knob.name)
+    whole = None if share is None else _fact(ledger, share)
+    return None if whole is None or float(whole.value) <= 0 else float(whole.value) / TICKS
+
+
+def _compile_limit(ledger: BootLedger, rate: float | None, *, at_least: bool) -> Limit | None:
+    """What a compiled program was over its limit: the first program that was, so at least that much headroom."""
+    peak, limit = _fact(ledger, "peak_hbm_bytes"), _fact(ledger, "hbm_limit_bytes")
+    if peak is None or limit is None or float(peak.value) <= float(limit.value):
+        return None
+    return Limit(
+        name=COMPILE_LIMIT,
+        margin_bytes=float(limit.value) - float(peak.value),
+        bytes_per_unit=rate,
+        precision_bytes=peak.precision + limit.precision,
+        at_least=at_least,
+    )
+
+
+def _scratch_rate(ledger: BootLedger, axis: str, shape: Shape) -> float | None:
+    """Scratchpad of a program per token of its window: what of it grows with the window is not printed."""
+    scratch = _fact(ledger, "scratchpad_bytes")
+    if axis != "max_model_len" or scratch is None or not shape.max_model_len or float(scratch.value) <= 0:
+        return None
+    return float(scratch.value) / shape.max_model_len
+
+
+def _minimum_limit(ledger: BootLedger) -> Limit | None:
+    """A KV budget against the minimum that the engine tests."""
+    least = _fact(ledger, "min_kv_bytes")
+    budget = _fact(ledger, "effective_kv_bytes") or _fact(ledger, "available_kv_bytes")
+    if least is None or budget is None:
+        return None
+    return Limit(
+        name=KV_LIMIT,
+        margin_bytes=float(budget.value) - float(least.value),
+        precision_bytes=budget.precision + least.precision,
+        # the engine prints no less than zero
+        at_least=float(budget.value) <= 0,
+    )
 
 
 def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scaled: bool) -> Limit | None:
@@ -61,7 +144,9 @@ def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scal
         # at the root, where both are equal, the need's last digit counts only by have/need
         blur = have_blur + windows * needed.precision * min(1.0, have / need)
         rate = need / window if by_window else None
-        return Limit(name=KV_LIMIT, margin_bytes=have - need, bytes_per_unit=rate, precision_bytes=blur)
+        return Limit(
+            name=KV_LIMIT, margin_bytes=have - need, bytes_per_unit=rate, precision_bytes=blur, exact=have_blur == 0
+        )
     capacity = _capacity_tokens(ledger, window)
     if capacity is None or scaled:
         return None
@@ -72,6 +157,7 @@ def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scal
         margin_bytes=(tokens - windows * window) * per_token,
         bytes_per_unit=windows * per_token if by_window else None,
         precision_bytes=blur_tokens * per_token,
+        exact=have_blur == 0,
     )
 
 
@@ -96,14 +182,20 @@ def _capacity_tokens(ledger: BootLedger, window: int | None) -> tuple[float, flo
     return by_concurrency, blur
 
 
-def _device_rate(axis: str, shape: Shape, *, scaled: bool) -> float | None:
-    """Device bytes per rank that one more unit of the axis takes: a pinned pool's, where the pool moves with it."""
+def _device_rate(ledger: BootLedger, axis: str, shape: Shape, *, scaled: bool) -> float | None:
+    """Device bytes per rank that one more unit of the axis takes: a pinned pool's, where the pool moves with it.
+
+    An expert arena gives back what the plan reserves for one more token of the window.
+    """
     if axis == "kv_cache_memory_bytes":
         return 1.0
     value = {"max_model_len": shape.max_model_len, "max_num_seqs": shape.max_num_seqs}.get(axis)
     if not scaled or shape.kv_cache_memory_bytes is None or not value:
         return None
-    return shape.kv_cache_memory_bytes / value
+    registry = _fact(ledger, "plan_registry_b_per_token") if axis == "max_model_len" else None
+    back = 0.0 if registry is None else RESERVE_FACTOR * float(registry.value)
+    rate = shape.kv_cache_memory_bytes / value - back
+    return rate if rate > 0 else None
 
 
 def _device_limit(ledger: BootLedger, rate: float | None, free_bytes: int | None) -> Limit | None:

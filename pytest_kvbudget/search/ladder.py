@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from pytest_kvbudget.search import noise as noise_model
 from pytest_kvbudget.search import sentences
-from pytest_kvbudget.search.bracket import Bracket, bracket_of, contradiction, rung_of
-from pytest_kvbudget.search.model import Axis, Finding, Trial
-from pytest_kvbudget.verdict import FindingKind, Verdict
+from pytest_kvbudget.search.bracket import Bracket, bracket_of, rung_of
+from pytest_kvbudget.search.log import REPEATS, Ask, BootLog
+from pytest_kvbudget.search.model import Axis, BatchStrategy, Finding
+from pytest_kvbudget.search.proof import ENOUGH_FAILURES, ENOUGH_PASSES, Rules, other_set
+from pytest_kvbudget.search.rungs import Rung, RungState, clash, flaky, refused_rung, steady_rung
+from pytest_kvbudget.verdict import FindingKind
 
 if TYPE_CHECKING:
-    from pytest_kvbudget.ledger.model import Cause
-    from pytest_kvbudget.search.model import Strategy
+    from collections.abc import Callable, Sequence
 
-Why = Literal["search", "retry", "reference", "rate", "confirm"]
+    from pytest_kvbudget.search.log import Why
+    from pytest_kvbudget.search.model import Strategy, Trial
+    from pytest_kvbudget.search.noise import Noise
 
+__all__ = ["Ask", "Ladder"]
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One boot that the ladder wants."""
-
-    value: int
-    """What to set the axis' field to."""
-    index: int | None
-    """The rung's index; ``None`` for a reference that is no rung of the axis."""
-    attempt: int
-    """Which boot of this value it is, from 1."""
-    why: Why
-    """``retry`` repeats an UNKNOWN, ``rate`` a pool that was short, with the rate measured there."""
+MOST_FLAKY_REPEATS: Final = 12
+"""Boots that may go into the two ends of a flaky band."""
 
 
 class Ladder:
-    """Asks for boots one at a time until the boundary is proven or cannot be.
+    """Asks for boots until the boundary is proven or cannot be.
 
     Only PASS, MARGINAL and FAIL move the search. An UNKNOWN is asked once more, an ERROR ends it.
     """
@@ -45,6 +42,11 @@ class Ladder:
         confirm: int = 0,
         reference: int | None = None,
         max_boots: int | None = None,
+        noise: Noise | None = None,
+        cold_extra_bytes: float | None = 0,
+        verify: Literal["neighbours"] | None = None,
+        known: Sequence[Trial] = (),
+        show: Callable[[int], str] = "{:,}".format,
     ) -> None:
         """A ladder that has not booted anything yet.
 
@@ -54,6 +56,12 @@ class Ladder:
             confirm: further boots of the winner after the proof.
             reference: value that is booted first and must pass: where a scaled pool's bytes were measured.
             max_boots: stop after this many boots, confirmations included.
+            noise: what the same boot may differ by; ``None`` takes one boot for exact and a contradiction for final.
+            cold_extra_bytes: what a first boot takes beyond a warm one, ``None`` where unknown: a cold failure that is
+                short of no more is booted again warm.
+            verify: ``"neighbours"`` boots the rungs beside the proof too: real ladders failed between two that passed.
+            known: finished boots of an earlier run that stand for boots of this one.
+            show: writes a value of the axis for people.
 
         Raises:
             ValueError: for a negative ``confirm`` or a ``max_boots`` below 1.
@@ -62,13 +70,29 @@ class Ladder:
             raise ValueError(f"confirm is {confirm}; expected 0 or more boots")
         if max_boots is not None and max_boots < 1:
             raise ValueError(f"max_boots is {max_boots}; expected 1 or more boots, or None for no limit")
-        self.axis = axis
         self.strategy = strategy
+        self._base = axis
         self._confirm = confirm
         self._reference = reference
         self._max_boots = max_boots
-        self._told: list[tuple[Ask, Trial]] = []
-        self._pending: Ask | None = None
+        self._noise = noise
+        self._cold_extra_bytes = cold_extra_bytes
+        self._verify = verify
+        self._show = show
+        self._rounds = 0
+        self._log = BootLog(
+            axis.name,
+            show,
+            (
+                (Ask(value=trial.value, index=rung_of(axis, trial.value), attempt=1, why="known"), trial)
+                for trial in known
+            ),
+        )
+
+    @property
+    def axis(self) -> Axis:
+        """The rungs, with the quantum that device and noise can tell apart."""
+        return msgspec.structs.replace(self._base, quantum=self._quantum()[0])
 
     def next(self) -> Ask | None:
         """The boot that is wanted now, the same until its trial is told; ``None`` when the ladder is at its end.
@@ -76,91 +100,224 @@ class Ladder:
         Raises:
             ValueError: the strategy chose a rung that is none or was booted before.
         """
-        if self._pending is None and self._stopped() is None and not self._at_limit:
-            self._pending = self._wanted()
-        return self._pending
+        return next(iter(self.next_batch(1)), None)
+
+    def next_batch(self, count: int) -> tuple[Ask, ...]:
+        """The boots that are wanted now with ``count`` free device sets, those not yet told of first.
+
+        Only a search uses several sets: a proof's repetitions are asked for one by one.
+
+        Raises:
+            ValueError: see `next`.
+        """
+        pending = self._log.pending
+        before = len(pending)
+        while len(pending) < count and self._stopped() is None and not self._at_limit:
+            room = count if self._max_boots is None else self._max_boots - self._log.boots
+            wanted = self._wanted(min(count, room) - len(pending))
+            if not wanted:
+                break
+            pending += wanted
+        self._rounds += len(pending) > before
+        return tuple(pending)
 
     def tell(self, trial: Trial) -> None:
-        """Take the outcome of the boot that `next` asked for.
+        """Take the outcome of a boot that was asked for.
 
         Raises:
             ValueError: it was not asked for, or says ``pool_short`` with another verdict than UNKNOWN.
         """
-        if self._pending is None or trial.value != self._pending.value:
-            wanted = "no boot" if self._pending is None else f"{self.axis.name} {self._pending.value:,}"
-            raise ValueError(f"told of a trial at {self.axis.name} {trial.value:,}; next() asked for {wanted}")
-        if trial.pool_short and trial.verdict is not Verdict.UNKNOWN:
-            raise ValueError(
-                f"a short pool came with {trial.verdict}; expected UNKNOWN: it says nothing about the rung"
-            )
-        self._told.append((self._pending, trial))
-        self._pending = None
+        self._log.tell(trial)
 
     @property
     def history(self) -> tuple[Trial, ...]:
-        """The trials that count for the search, in boot order: no UNKNOWN, no ERROR, no confirmation."""
-        counted = {Verdict.PASS, Verdict.MARGINAL, Verdict.FAIL}
-        return tuple(trial for ask, trial in self._told if ask.why != "confirm" and trial.verdict in counted)
+        """The trial that speaks for each rung, in the order of their first boots: no UNKNOWN, no ERROR."""
+        return self._log.history(exact=self._exact)
 
     def finding(self) -> Finding:
         """What the boots so far prove; ``undecided`` with the bracket while that is incomplete."""
-        bracket = bracket_of(self.axis, self.history)
-        kind, reason = self._stopped() or self._standing(bracket)
-        confirmations = [trial for ask, trial in self._told if ask.why == "confirm"]
+        axis, noise, log = self.axis, self._rules().noise, self._log
+        rungs, bracket = self._rungs(), bracket_of(axis, self.history)
+        kind, reason = self.outcome()
+        confirmed = [trial for ask, trial in log.told if ask.why == "confirm"]
+        value = axis.value(bracket.low) if bracket.low >= 0 else None
+        failed_at = axis.value(bracket.high) if bracket.high < len(axis) else None
+        cause = None if failed_at is None else rungs[failed_at].trial.cause
+        is_flaky = kind is FindingKind.FLAKY
+        steady = [rung.value for rung in rungs.values() if len(rung.passes) >= ENOUGH_PASSES and not rung.failures]
+        refused = [rung.value for rung in rungs.values() if len(rung.failures) >= ENOUGH_FAILURES and not rung.passes]
         finding = Finding(
             kind=kind,
-            axis=self.axis,
-            value=self.axis.value(bracket.low) if bracket.low >= 0 else None,
-            failed_at=self.axis.value(bracket.high) if bracket.high < len(self.axis) else None,
-            bounded_by=self._cause_at(bracket.high),
-            boots=len(self._told) - len(confirmations),
-            retries=sum(ask.why in {"retry", "rate"} for ask, _ in self._told),
-            confirmations=len(confirmations),
+            axis=axis,
+            value=value,
+            failed_at=failed_at,
+            bounded_by=cause,
+            boots=log.boots - len(confirmed),
+            retries=log.count("retry", "rate"),
+            confirmations=len(confirmed),
+            repeats=log.count(*REPEATS),
+            reused=log.count("known"),
+            sigma_bytes=None if noise is None else noise.sigma_bytes,
+            sigma_source=None if noise is None else noise.source,
+            deploy_value=noise_model.deploy_value(value, self._trials(), noise),
+            steady_value=max(steady, default=None) if is_flaky else None,
+            refused_at=min(refused, default=None) if is_flaky else None,
+            lever=sentences.other_lever(cause, axis.name) if kind is FindingKind.EMPTY else None,
+            notes=self._notes(kind, bracket, rungs),
             sentence="",
         )
-        sentence = sentences.of(finding, reason, confirmed=sum(trial.passed for trial in confirmations))
+        sentence = sentences.of(finding, reason, confirmed=sum(trial.passed for trial in confirmed))
         return msgspec.structs.replace(finding, sentence=sentence)
+
+    def outcome(self) -> tuple[FindingKind, str]:
+        """The finding's kind, and in words why it is no proof."""
+        return self._stopped() or self._standing(bracket_of(self.axis, self.history))
+
+    # -- what is known
+
+    @property
+    def _exact(self) -> bool:
+        return self._noise is None
 
     @property
     def _at_limit(self) -> bool:
-        return self._max_boots is not None and len(self._told) >= self._max_boots
+        return self._max_boots is not None and self._log.boots + len(self._log.pending) >= self._max_boots
 
-    def _wanted(self) -> Ask | None:
-        if self._told and self._told[-1][1].verdict is Verdict.UNKNOWN:
-            ask, trial = self._told[-1]
-            again: Why = "rate" if trial.pool_short else "retry"
-            return self._ask(ask.value, "confirm" if ask.why == "confirm" else again)
+    def _trials(self) -> list[Trial]:
+        return self._log.trials(exact=self._exact)
+
+    def _rungs(self) -> dict[int, Rung]:
+        return self._log.rungs(exact=self._exact)
+
+    def _rules(self) -> Rules:
+        noise = None if self._noise is None else self._noise.measured(self._trials())
+        return Rules(noise=noise, cold_extra_bytes=self._cold_extra_bytes)
+
+    def _quantum(self) -> tuple[int, tuple[str, ...]]:
+        return noise_model.effective_quantum(self._base, self._trials(), self._rules().noise)
+
+    def _notes(self, kind: FindingKind, bracket: Bracket, rungs: dict[int, Rung]) -> tuple[str, ...]:
+        axis, notes = self.axis, list(self._quantum()[1])
+        if (
+            kind is FindingKind.PROVEN
+            and bracket.high < len(axis) - 1
+            and max(self._log.values()) <= axis.value(bracket.high)
+        ):
+            notes.append(f"rungs above {axis.value(bracket.high):,} were not booted")
+        notes += [
+            f"{axis.name} {rung.value:,} failed on a first, cold boot and passed with a warm cache"
+            for rung in rungs.values()
+            if rung.state is RungState.GOOD and len(rung.counted) < len(rung.trials)
+        ]
+        return tuple(notes)
+
+    # -- what is wanted
+
+    def _wanted(self, count: int) -> list[Ask]:
+        unanswered = self._log.unanswered()
+        if unanswered is not None:
+            ask, again = unanswered
+            return [self._ask(ask.value, again, ask.device_set)]
         if self._reference is not None and not self.history:
-            return self._ask(self._reference, "reference")
+            return [] if self._log.pending else [self._ask(self._reference, "reference")]
+        gap = self._gap()
+        if gap is not None:
+            return [] if self._log.pending else [gap]
         bracket = bracket_of(self.axis, self.history)
-        if bracket.closed:
-            confirmed = sum(ask.why == "confirm" and trial.passed for ask, trial in self._told)
-            wanted = bracket.low >= 0 and confirmed < self._confirm
-            return self._ask(self.axis.value(bracket.low), "confirm") if wanted else None
-        index = self.strategy.next_index(self.axis, self.history)
-        if index is None or not 0 <= index < len(self.axis) or self._booted(self.axis.value(index)):
-            raise ValueError(
-                f"strategy {self.strategy.name} chose rung {index} of {len(self.axis)} with {bracket} open; "
-                "expected a rung that was not booted yet"
-            )
-        return self._ask(self.axis.value(index), "search")
+        if not bracket.closed:
+            return self._search(bracket, count)
+        confirmed = sum(ask.why == "confirm" and trial.passed for ask, trial in self._log.told)
+        wanted = bracket.low >= 0 and confirmed < self._confirm and not self._log.pending
+        return [self._ask(self.axis.value(bracket.low), "confirm")] if wanted else []
 
-    def _ask(self, value: int, why: Why) -> Ask:
-        attempt = 1 + sum(ask.value == value for ask, _ in self._told)
-        return Ask(value=value, index=rung_of(self.axis, value), attempt=attempt, why=why)
-
-    def _booted(self, value: int) -> bool:
-        return any(trial.value == value for trial in self.history)
-
-    def _cause_at(self, index: int) -> Cause | None:
-        if index >= len(self.axis):
+    def _gap(self) -> Ask | None:
+        """The boot that a contradiction, a flaky band or a closed bracket wants before anything else."""
+        rungs, axis = self._rungs(), self.axis
+        if self._flips() is not None:
+            return self._flaky_end()
+        pair = clash(rungs.values())
+        if pair is not None:
+            again = next((rung for rung in pair if not rung.repeated), None)
+            return None if again is None else self._ask(again.value, "repeat")
+        bracket = bracket_of(axis, self.history)
+        if not bracket.closed:
             return None
-        value = self.axis.value(index)
-        return next(trial.cause for trial in self.history if trial.value == value and not trial.passed)
+        winner = rungs[axis.value(bracket.low)] if bracket.low >= 0 else None
+        failed = rungs[axis.value(bracket.high)] if bracket.high < len(axis) else None
+        return self._proof_gap(winner, failed) or self._neighbour(bracket)
+
+    def _proof_gap(self, winner: Rung | None, failed: Rung | None) -> Ask | None:
+        rules = self._rules()
+        if failed is not None and not rules.failure_settled(failed):
+            return self._ask(failed.value, "warm")
+        if winner is None:
+            settled = failed is None or rules.floor_settled(failed)
+            return None if settled or failed is None else self._ask(failed.value, "repeat")
+        if not rules.winner_settled(winner, failed):
+            return self._ask(winner.value, "repeat")
+        there = None if failed is None else other_set(winner, failed)
+        return None if failed is None or there is None else self._ask(failed.value, "pair", there)
+
+    def _neighbour(self, bracket: Bracket) -> Ask | None:
+        if self._verify is None or bracket.low < 0:
+            return None
+        axis, booted = self.axis, self._log.values()
+        beside = [axis.value(index) for index in (bracket.low - 1, bracket.high + 1) if 0 <= index < len(axis)]
+        return next((self._ask(value, "verify") for value in beside if value not in booted), None)
+
+    def _flips(self) -> str | None:
+        """Why the boundary is flaky, ``None`` where it is not or boots are taken for exact."""
+        if self._noise is None:
+            return None
+        rungs = self._rungs().values()
+        pair = clash(rungs)
+        if pair is not None and pair[0].state is RungState.MIXED:
+            low, high = pair
+            return f"{self._log.where(low.value)} passed and failed, and {self._show(high.value)} passed"
+        return flaky(rungs, self.axis.quantum)
+
+    def _flaky_end(self) -> Ask | None:
+        """The boot that tells more about where a band of mixed rungs ends."""
+        rungs = list(self._rungs().values())
+        if self._log.count("repeat") >= MOST_FLAKY_REPEATS:
+            return None
+        below, above = steady_rung(self.axis, rungs), refused_rung(self.axis, rungs)
+        if below is not None and below[1] < ENOUGH_PASSES:
+            return self._ask(below[0], "repeat")
+        if above is not None and above[1] < ENOUGH_FAILURES:
+            return self._ask(above[0], "repeat")
+        return None
+
+    def _search(self, bracket: Bracket, count: int) -> list[Ask]:
+        axis, strategy = self.axis, self.strategy
+        pending = tuple(index for ask in self._log.pending if (index := rung_of(axis, ask.value)) is not None)
+        indices: tuple[int | None, ...]
+        if count + len(pending) > 1 and isinstance(strategy, BatchStrategy):
+            indices = strategy.next_indices(axis, self.history, pending, count, self._rounds)
+            if not indices and pending:
+                return []
+        elif pending:
+            return []  # a strategy for one device set waits for its boot
+        else:
+            indices = (strategy.next_index(axis, self.history),)
+        booted = self._log.values()
+        for index in indices or (None,):
+            if index is None or not 0 <= index < len(axis) or axis.value(index) in booted:
+                raise ValueError(
+                    f"strategy {strategy.name} chose rung {index} of {len(axis)} with {bracket} open; "
+                    "expected a rung that was not booted yet"
+                )
+        return [self._ask(axis.value(index), "search") for index in indices if index is not None]
+
+    def _ask(self, value: int, why: Why, device_set: str | None = None) -> Ask:
+        attempt = 1 + self._log.attempts(value)
+        return Ask(value=value, index=rung_of(self.axis, value), attempt=attempt, why=why, device_set=device_set)
+
+    # -- how it ends
 
     def _standing(self, bracket: Bracket) -> tuple[FindingKind, str]:
         """The kind of a search that nothing stopped, and why it is incomplete."""
-        if not bracket.closed:
+        if not bracket.closed or self._gap() is not None:
             reason = f"the limit of {self._max_boots} boots is reached" if self._at_limit else "not all boots are done"
             return FindingKind.UNDECIDED, reason
         if bracket.low < 0:
@@ -169,37 +326,18 @@ class Ladder:
 
     def _stopped(self) -> tuple[FindingKind, str] | None:
         """The kind and reason of an outcome that ends the search at once."""
-        if not self._told:
-            return None
-        ask, trial = self._told[-1]
-        where = f"{self.axis.name} {trial.value:,}"
-        because = "" if trial.cause is None else f": {trial.cause.sentence}"
-        if trial.verdict is Verdict.ERROR:
-            return FindingKind.ERROR, f"{where} ended for another reason than memory{because}"
-        clash = contradiction(self.history)
-        if clash is not None:
-            low, high = clash
-            return FindingKind.NON_MONOTONE, f"{self.axis.name} {low.value:,} failed although {high.value:,} passed"
-        reason = self._undecided(ask, trial, where, because)
-        return None if reason is None else (FindingKind.UNDECIDED, reason)
-
-    def _undecided(self, ask: Ask, trial: Trial, where: str, because: str) -> str | None:
-        if trial.verdict is Verdict.FAIL and trial.value == self._reference:
-            return f"the reference rung {where} failed, so no pool can be scaled from it{because}"
-        if trial.verdict is Verdict.FAIL and ask.why == "confirm":
-            return f"{where} passed and then failed when it was booted again to confirm it{because}"
-        if trial.verdict is not Verdict.UNKNOWN or not self._unknown_before(ask, trial):
-            return None
-        if trial.pool_short:
-            return f"the scaled pool was too small twice at {where}"
-        return f"{where} gave no verdict twice{because}"
-
-    def _unknown_before(self, ask: Ask, trial: Trial) -> bool:
-        """This rung already had its second boot for the same reason."""
-        return any(
-            other.verdict is Verdict.UNKNOWN
-            and other.value == trial.value
-            and other.pool_short == trial.pool_short
-            and (earlier.why == "confirm") == (ask.why == "confirm")
-            for earlier, other in self._told[:-1]
-        )
+        error = self._log.error()
+        if error is not None:
+            return FindingKind.ERROR, error
+        undecided, flips = self._log.undecided(exact=self._exact), self._flips()
+        if flips is not None and (undecided is not None or self._flaky_end() is None):
+            return FindingKind.FLAKY, flips
+        pair = None if flips is not None else clash(self._rungs().values())
+        if pair is not None and (self._exact or all(rung.repeated for rung in pair)):
+            low, high = pair
+            again = "" if self._exact else ", each of them twice"
+            return (
+                FindingKind.NON_MONOTONE,
+                f"{self._log.where(low.value)} failed although {self._show(high.value)} passed{again}",
+            )
+        return None if undecided is None else (FindingKind.UNDECIDED, undecided)

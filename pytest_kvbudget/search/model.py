@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from pytest_kvbudget.ledger.model import Cause
+from pytest_kvbudget.ledger.model import Cause, Lever
 from pytest_kvbudget.verdict import FindingKind, Verdict
+
+SigmaSource = Literal["archive", "residuals", "assumed"]
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """Half a unit of the last digit printed."""
     at_least: bool = False
     """The deficit is only a lower bound: one allocation did not fit, and more would have followed."""
+    exact: bool = False
+    """Arithmetic on pinned numbers, which comes out the same on every boot: noise does not move it."""
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,16 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...] = ()
     estimate: int | None = None
     """The engine's own estimate of the largest value that fits, in the axis' unit."""
+
+
+class Prior(msgspec.Struct, frozen=True, kw_only=True):
+    """Where something that was not booted says the boundary is."""
+
+    value: float
+    """In the axis' unit."""
+    relative: float
+    """What it may be off, as a share of the value: 0.03 for a plan that is right within 3 %."""
+    source: Literal["plan", "archive"] = "plan"
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +101,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     pool_short: bool = False
     """The scaled pool turned out too small for the promised windows: an UNKNOWN that carries a new rate."""
+    warm: bool | None = None
+    """What the boot compiles was in the cache; ``None`` where nobody knows or nothing is compiled."""
+    device_set: str | None = None
+    """What it ran on: equal for sets with equal total, idle free memory and host share; ``None`` where there is one."""
+    grain: int | None = None
+    """Least step of the axis that this engine tells apart, in the axis' unit: see `noise.grain`."""
+    terms: dict[str, float] = {}
+    """Ledger terms that the axis does not move, in bytes: what differs between boots is noise."""
 
     @property
     def passed(self) -> bool:
@@ -111,6 +133,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Boots among them that repeated an UNKNOWN."""
     confirmations: int = 0
     """Further boots of the winner after the proof; not part of ``boots``."""
+    repeats: int = 0
+    """Boots among them that repeated a rung with a verdict: noise, a cold failure, a contradiction, a neighbour."""
+    reused: int = 0
+    """Finished boots of an earlier run that were taken over; not part of ``boots``."""
+    sigma_bytes: float | None = None
+    """One standard deviation of what the same boot takes; ``None`` where boots were taken as exact."""
+    sigma_source: SigmaSource | None = None
+    deploy_value: int | None = None
+    """``value`` less three sigma, in the axis' unit; ``None`` where sigma or the bytes per unit are not known."""
+    steady_value: int | None = None
+    """Largest rung that passed three of three boots, where the boundary is flaky."""
+    refused_at: int | None = None
+    """Smallest rung that failed two of two, where the boundary is flaky."""
+    lever: Lever | None = None
+    """What to turn where the axis itself moves nothing."""
+    notes: tuple[str, ...] = ()
+    """What else has to be said with it: a quantum that was raised, boots that were not repeated."""
     sentence: str
     """The finding in one sentence for people, with its proof."""
 
@@ -118,6 +157,53 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def proven(self) -> bool:
         """The proof is complete."""
         return self.kind in {FindingKind.PROVEN, FindingKind.CEILING_REACHED}
+
+
+class SweepKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What the result of a headroom sweep belongs to; another key's result says nothing here (Neuron document, 3)."""
+
+    model: str | None = None
+    weights_format: str | None = None
+    tensor_parallel_size: int | None = None
+    backend: str | None = None
+    lnc: int | None = None
+    hardware: str | None = None
+
+
+class SweepFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a headroom sweep established, and its proof. Values are in the knob's own unit, see `knobs.Knob.setting`."""
+
+    kind: FindingKind
+    knob: str
+    lowest: int
+    highest: int
+    step: int
+    """Of the grid on which ``value`` and ``failed_at`` are neighbours."""
+    key: SweepKey = SweepKey()
+    value: int | None
+    """The best value that passed: least headroom, smallest pool, largest fraction; ``None`` where none did."""
+    failed_at: int | None = None
+    """The next better value, which failed: the other half of the proof."""
+    bounded_by: Cause | None = None
+    short_at: int | None = None
+    """Nearest value on the other side that failed for the opposite reason: the end of what passes."""
+    short_by: Cause | None = None
+    boots: int
+    retries: int = 0
+    repeats: int = 0
+    confirmations: int = 0
+    sigma_bytes: float | None = None
+    sigma_source: SigmaSource | None = None
+    deploy_value: int | None = None
+    """``value`` with three sigma of room more; ``None`` where sigma is not known."""
+    lever: Lever | None = None
+    notes: tuple[str, ...] = ()
+    sentence: str
+
+    @property
+    def proven(self) -> bool:
+        """The proof is complete."""
+        return self.kind in {FindingKind.PROVEN, FindingKind.CEILING_REACHED, FindingKind.FLOOR_REACHED}
 
 
 class Strategy(Protocol):
@@ -133,5 +219,19 @@ class Strategy(Protocol):
 
         ``history`` holds only PASS, MARGINAL and FAIL, in boot order; a rung may be in it once. A trial whose value
         is no rung of the axis (a scaled pool's reference) may inform the choice and proves nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class BatchStrategy(Strategy, Protocol):
+    """A strategy that can use several device sets at once."""
+
+    def next_indices(
+        self, axis: Axis, history: tuple[Trial, ...], pending: tuple[int, ...], count: int, rounds: int
+    ) -> tuple[int, ...]:
+        """Indices of up to ``count`` further rungs to boot while those of ``pending`` run.
+
+        ``rounds`` batches were asked for before: the bound is one on rounds.
         """
         ...

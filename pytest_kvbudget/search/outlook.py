@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_kvbudget.search.bracket import Bracket
-    from pytest_kvbudget.search.model import Axis, Limit, Trial
+    from pytest_kvbudget.search.model import Axis, Limit, Prior, Trial
 
 # Weights of the parts of the mixture and what a prediction may be off. Only the number of boots depends on them, never
 # an answer; they were chosen on the devices of tests/benchmarks/search_boots.py.
@@ -26,6 +26,9 @@ AGE_WEIGHT: Final = 0.6
 """What an older boot's prediction weighs against the next younger one's."""
 NARROW_QUANTA: Final = 0.5
 """Least spread of a prediction, in quanta."""
+
+PRIOR_SPREAD: Final = 0.5
+"""Scale of a plan's or an archive's value, as a share of what it may be off."""
 
 SAME_LIMIT_QUANTA: Final = 1.0
 """How far apart, in quanta, figures may be that mean the same limit."""
@@ -71,7 +74,7 @@ class Outlook:
     guesses: tuple[Guess, ...]
 
     @classmethod
-    def of(cls, axis: Axis, history: Sequence[Trial], bracket: Bracket) -> Outlook:
+    def of(cls, axis: Axis, history: Sequence[Trial], bracket: Bracket, prior: Prior | None = None) -> Outlook:
         """The outlook after ``history``; hints that a verdict refuted, or that are no numbers, are left out."""
         told: list[tuple[Prediction, float]] = []
         weight = 1.0
@@ -79,6 +82,7 @@ class Outlook:
             found = [item for item in _predictions(axis, history[:seen]) if _possible(axis, bracket, item)]
             told += [(item, weight / len(found)) for item in found]
             weight *= AGE_WEIGHT
+        told += [(item, weight) for item in _by_prior(axis, prior) if _possible(axis, bracket, item)]
         kept = [(item, weight) for item, weight in told if not any(_refines(other, item) for other, _ in told)]
         exact = [item.value for item, _ in told if item.spread < axis.quantum]
         guesses = [guess for item, weight in kept for guess in _guesses(axis, _smallest(axis, item, exact), weight)]
@@ -108,6 +112,12 @@ def _guesses(axis: Axis, item: Prediction, weight: float) -> Iterator[Guess]:
         centre = axis.value(index) + axis.quantum / 2
     yield Guess(centre, max(item.spread, least), weight * NARROW_SHARE)
     yield Guess(centre, wide, weight * (1 - NARROW_SHARE))
+
+
+def _by_prior(axis: Axis, prior: Prior | None) -> Iterator[Prediction]:
+    if prior is not None and math.isfinite(prior.value) and 0 < prior.relative < 1:
+        value = min(max(prior.value, 0.0), 2.0 * axis.ceiling)
+        yield Prediction(value, prior.relative * value * PRIOR_SPREAD, 0.0)
 
 
 def _refines(finer: Prediction, item: Prediction) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from pytest_kvbudget.search.bracket import Bracket, bisection_boots, boot_bound, bracket_of
-from pytest_kvbudget.search.outlook import Outlook
+from pytest_kvbudget.search.chances import Chances, next_of_batch
+from pytest_kvbudget.search.lever import not_the_lever
 
 if TYPE_CHECKING:
-    from pytest_kvbudget.search.model import Axis, Trial
+    from pytest_kvbudget.search.model import Axis, Prior, Trial
 
-EVEN: Final = 0.5
 
 # What a rung's other merits are worth beside an even split. They move the number of boots, never an answer, and were
 # chosen on the devices of tests/benchmarks/search_boots.py.
@@ -21,6 +22,10 @@ PAIR_WORTH: Final = 0.5
 """Of a chance to end it with the next one."""
 PASS_WORTH: Final = 0.3
 """Of a chance to pass: a boot that serves shows the slack of every limit, a failed one only the first deficit."""
+
+
+TIE_DIGITS: Final = 9
+"""Decimals of a rung's merits below which two rungs tie."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,13 @@ class Predict:
     """
 
     first: int | Literal["ceiling"] | None = None
-    """Value to boot first: where a plan or an archive points to; ``None`` for the middle."""
+    """Value to boot first: ``"ceiling"``, or one that a user named; ``None`` for where the outlook points to."""
+    prior: Prior | None = None
+    """Where a plan or an archive says that the boundary is."""
+    minutes: tuple[float, float] = (1.0, 1.0)
+    """What a boot that passes and one that fails take: rungs that are worth the same are told apart by it."""
+    sight: float | None = None
+    """Value below which there is nothing to look for unless the bracket says so."""
     name: str = "predict"
 
     def next_index(self, axis: Axis, history: tuple[Trial, ...]) -> int | None:
@@ -42,12 +53,53 @@ class Predict:
         if bracket.closed:
             return None
         boots_left = boot_bound(axis) - len(history)
+        wanted = self._told(axis, history, bracket)
+        if wanted is None:
+            wanted = _best(Chances.of(axis, history, bracket, self.prior), boots_left, self.minutes)
+        return _kept(self._in_sight(axis, wanted, bracket), bracket, boots_left)
+
+    def next_indices(
+        self, axis: Axis, history: tuple[Trial, ...], pending: tuple[int, ...], count: int, rounds: int
+    ) -> tuple[int, ...]:
+        """The rungs that together leave least to do; one of each round keeps the bound, which is then one on rounds."""
+        bracket = bracket_of(axis, history)
+        if bracket.closed:
+            return ()
+        chances = Chances.of(axis, history, bracket, self.prior)
+        chosen = [index for index in pending if bracket.low < index < bracket.high]
+        told = [] if chosen else [self._told(axis, history, bracket)]
+        rounds_left = boot_bound(axis) - rounds
+        added: list[int] = []
+        for _ in range(min(count, bracket.candidates - 1 - len(chosen))):
+            wanted = next((index for index in told if index is not None), None)
+            told = []
+            if wanted is None:
+                wanted = next_of_batch(chances, chosen, count + len(pending))
+            if not chosen:
+                wanted = _kept(self._in_sight(axis, wanted, bracket), bracket, rounds_left)
+            chosen.append(wanted)
+            added.append(wanted)
+        return tuple(added)
+
+    def _told(self, axis: Axis, history: tuple[Trial, ...], bracket: Bracket) -> int | None:
+        """The rung that needs no outlook: the first one, or the floor where the axis moves nothing."""
         if not history and self.first is not None:
-            wanted = len(axis) - 1 if self.first == "ceiling" else axis.index_at_or_below(self.first)
-        else:
-            wanted = _best(axis, bracket, Outlook.of(axis, history, bracket), boots_left)
-        lowest, highest = _safe(bracket, boots_left)
-        return min(max(wanted, lowest), highest)
+            return len(axis) - 1 if self.first == "ceiling" else axis.index_at_or_below(self.first)
+        if bracket.low < 0 and not_the_lever(axis, history):
+            return 0
+        return None
+
+    def _in_sight(self, axis: Axis, index: int, bracket: Bracket) -> int:
+        """The rung, or the lowest one in sight, or the one beside the failure where the bracket is out of sight."""
+        if self.sight is None or not math.isfinite(self.sight):
+            return index
+        lowest = axis.index_at_or_below(self.sight - 1) + 1
+        return max(index, min(lowest, bracket.high - 1))
+
+
+def _kept(index: int, bracket: Bracket, boots_left: int) -> int:
+    lowest, highest = _safe(bracket, boots_left)
+    return min(max(index, lowest), highest)
 
 
 def _safe(bracket: Bracket, boots_left: int) -> tuple[int, int]:
@@ -60,34 +112,22 @@ def _safe(bracket: Bracket, boots_left: int) -> tuple[int, int]:
     return max(bracket.low + 1, bracket.high - reach), min(bracket.high - 1, bracket.low + reach)
 
 
-def _best(axis: Axis, bracket: Bracket, outlook: Outlook, boots_left: int) -> int:
+def _best(chances: Chances, boots_left: int, minutes: tuple[float, float]) -> int:
     """The rung whose verdict tells most: an even chance to pass, and a chance to end the search with it or the next."""
-    top = outlook.above(axis.value(bracket.high)) if bracket.high < len(axis) else 0.0
-    bottom = outlook.above(axis.value(bracket.low)) if bracket.low >= 0 else 1.0
+    bracket = chances.bracket
 
-    def chance(index: int) -> float:
-        if index <= bracket.low or index >= bracket.high:
-            return float(index <= bracket.low)
-        return (outlook.above(axis.value(index)) - top) / (bottom - top)
-
-    def worth(index: int) -> float:
-        passes = chance(index)
-        winner = passes - chance(index + 1), _end_worth(Bracket(index, bracket.high), index + 1, boots_left - 1)
-        failure = chance(index - 1) - passes, _end_worth(Bracket(bracket.low, index), index - 1, boots_left - 1)
+    def worth(index: int) -> tuple[float, float, int]:
+        passes = chances.passes(index)
+        winner = chances.last(index), _end_worth(Bracket(index, bracket.high), index + 1, boots_left - 1)
+        failure = chances.last(index - 1), _end_worth(Bracket(bracket.low, index), index - 1, boots_left - 1)
         ends = sum(likely * worth for likely, worth in (winner, failure))
-        # rounded, so that two rungs that are worth the same stay so
-        return round(min(passes, 1 - passes) + PASS_WORTH * passes + ends, 9)
+        told = min(passes, 1 - passes) + PASS_WORTH * passes + ends
+        # rounded, so that two rungs that are worth the same stay so and the cheaper one is taken
+        return round(told, TIE_DIGITS), -round(passes * minutes[0] + (1 - passes) * minutes[1], 9), -index
 
-    first, last = bracket.low + 1, bracket.high - 1
-    low, high = first, last
-    while low < high:  # lowest rung with no more than an even chance
-        middle = (low + high) // 2
-        if chance(middle) <= EVEN:
-            high = middle
-        else:
-            low = middle + 1
-    near = (min(max(low + off, first), last) for off in (-1, 0, 1))
-    return max((first, *near, last), key=lambda index: (worth(index), -index))
+    low = chances.median()
+    near = (min(max(low + off, bracket.low + 1), bracket.high - 1) for off in (-1, 0, 1))
+    return max((bracket.low + 1, *near, bracket.high - 1), key=worth)
 
 
 def _end_worth(after: Bracket, neighbour: int, boots_left: int) -> float:

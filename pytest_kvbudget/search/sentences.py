@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_kvbudget.verdict import FindingKind, Phase
 
 if TYPE_CHECKING:
-    from pytest_kvbudget.ledger.model import Cause
+    from pytest_kvbudget.ledger.model import Cause, Lever
     from pytest_kvbudget.search.model import Finding
 
 
@@ -27,12 +27,39 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
         said = f"{name} {finding.value:,} passed and is the ceiling of the ladder; proven with {boots}"
     elif finding.kind is FindingKind.EMPTY:
         said = f"nothing passes: {name} {finding.failed_at:,}, the floor, {_failed(finding.bounded_by)}; {boots}"
+        if finding.lever is not None:
+            said += f"; {turn(finding.lever)} instead"
+    elif finding.kind is FindingKind.FLAKY:
+        said = f"flaky: {reason}; {_band(finding)}; {boots}"
     else:
         word = "no single boundary" if finding.kind is FindingKind.NON_MONOTONE else finding.kind.value
         said = f"{word}: {reason}; {_between(finding)}; {boots}"
     if finding.confirmations:
         said += f"; {confirmed} of {finding.confirmations} confirmations passed"
-    return said
+    if finding.deploy_value is not None and finding.deploy_value != finding.value:
+        said += f"; deploy {finding.deploy_value:,}, three sigma below"
+    return "; ".join((said, *finding.notes))
+
+
+def other_lever(cause: Cause | None, axis: str) -> Lever | None:
+    """The first thing that moves a cause and is not the axis itself."""
+    helps = [lever for lever in (cause.levers if cause else ()) if lever.effect == "helps" and lever.name != axis]
+    return helps[0] if helps else None
+
+
+def turn(lever: Lever) -> str:
+    """``lower max_num_seqs``, ``change kv_cache_dtype``."""
+    verb = {"raise": "raise", "lower": "lower", "clean": "clean up", "none": "change"}[lever.direction]
+    return f"{verb} {lever.name}"
+
+
+def _band(finding: Finding) -> str:
+    name, parts = finding.axis.name, []
+    if finding.steady_value is not None:
+        parts.append(f"{name} {finding.steady_value:,} passed three of three")
+    if finding.refused_at is not None:
+        parts.append(f"{finding.refused_at:,} failed two of two")
+    return ", ".join(parts) or "no rung passed three of three or failed two of two"
 
 
 def _failed(cause: Cause | None) -> str:
@@ -54,4 +81,5 @@ def _between(finding: Finding) -> str:
 
 def _boots(finding: Finding) -> str:
     text = f"{finding.boots} boot" + ("" if finding.boots == 1 else "s")
-    return f"{text}, {finding.retries} of them repeated" if finding.retries else text
+    again = finding.retries + finding.repeats
+    return f"{text}, {again} of them repeated" if again else text

@@ -48,7 +48,30 @@ class Bisect:
         return None if bracket.closed else (bracket.low + bracket.high) // 2
 
 
+@dataclass(frozen=True)
+class OneStep:
+    """The Neuron document's tuning: one step of the grid at a time, the way that each boot points."""
+
+    first: int | None = None
+    """Value to boot first, as a sweep sees it; ``None`` for the one farthest from the goal."""
+    name: str = "step"
+
+    def next_index(self, axis: Axis, history: tuple[Trial, ...]) -> int | None:
+        """Up after a pass, down after a failure, until both ends of the bracket are known."""
+        bracket = bracket_of(axis, history)
+        if bracket.closed:
+            return None
+        if not history:
+            return 0 if self.first is None else max(0, axis.index_at_or_below(self.first))
+        return bracket.low + 1 if bracket.low >= 0 else bracket.high - 1
+
+
 STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
     {strategy.name: strategy for strategy in (Predict(), Step(), Bisect())}
 )
 """The strategies by name, the default first."""
+
+SWEEP_STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
+    {strategy.name: strategy for strategy in (Predict(), OneStep(), Bisect())}
+)
+"""The same for headroom sweeps."""

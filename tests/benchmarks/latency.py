@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from pytest_kvbudget.shape import Shape
 REPEATS: Final = 20
 SHAPE: Final = Shape(model="simulated", max_model_len=4096)
 HOST: Final = "127.0.0.1"
+LATE: Final = ("weights_load", "profile")
 
 
 def pool_in(folder: Path, faults: Faults, port: int) -> EnginePool:
@@ -45,7 +45,7 @@ def pool_in(folder: Path, faults: Faults, port: int) -> EnginePool:
 
 def death_to_verdict(folder: Path) -> list[float]:
     """Seconds from SIGKILL of the root process, half way in a boot, to the verdict."""
-    pool = pool_in(folder, Faults(hang_in="weights_load"), free_port(HOST))
+    pool = pool_in(folder, Faults(hang_in="profile"), free_port(HOST))
     found = []
     for _ in range(REPEATS):
         killed: list[float] = []
@@ -59,7 +59,7 @@ def death_to_verdict(folder: Path) -> list[float]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(attempt._process.root_pid, 9)
 
-        pool._progress = lambda shown, hanging=hanging: shown.phase == "weights_load" and hanging.set()
+        pool._progress = lambda shown, hanging=hanging: shown.phase in LATE and hanging.set()
         thread = threading.Thread(target=kill)
         thread.start()
         attempt = pool.boot(BootRequest(test="death", shape=SHAPE))
@@ -137,8 +137,6 @@ def main() -> int:
         print(f"{REPEATS} boots each{'median':>31}{'p95':>13}")
         show("death to verdict", death_to_verdict(folder))
         show("ready to noticed", ready_to_noticed(folder))
-        with socket.socket() as taken:
-            taken.bind((HOST, 0))
         port = free_port(HOST)
         engine = [bare(folder, port) for _ in range(REPEATS)]
         attempts = whole(folder, port)

@@ -545,6 +545,156 @@ CASES: list[Case] = [
         Verdict.FAIL,
         "failed",
     ),
+    (
+        "missing model, offline",
+        (
+            "(APIServer pid=3) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0",
+            "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co/api/models/x: offline "
+            "mode is "
+            "enabled.",
+        ),
+        "model_not_found",
+        Phase.ARGUMENT,
+        Verdict.ERROR,
+        "refused",
+    ),
+    (
+        "state blocks, passed on by the engine",
+        (
+            "(EngineCore_DP0 pid=5) RuntimeError: Worker failed with error 'max_num_seqs (1024) exceeds available "
+            "Mamba cache "
+            "blocks (600). Each decode sequence requires one', please check the stack trace above for the root cause",
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        ),
+        "max_num_seqs_exceeds_state",
+        Phase.KV_CHECK,
+        Verdict.FAIL,
+        "failed",
+    ),
+    (
+        "Ray's memory monitor",
+        (
+            "(raylet) Memory on the node (IP: 10.0.0.2, ID: 708c) where the task (actor ID: 0dab, pid=308, memory "
+            "used=11.15GB) was running was 12.49GB / 13.15GB (0.950003), which exceeds the memory usage threshold of "
+            "0.95.",
+        ),
+        "host_oom_killed",
+        Phase.UNKNOWN,
+        Verdict.UNKNOWN,
+        "failed",
+    ),
+    (
+        "torch.compile",
+        (
+            W + "Dynamo bytecode transform time: 4.1 s",
+            WE + "Traceback (most recent call last):",
+            WE + "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found",
+        ),
+        "compile_failed",
+        Phase.COMPILE,
+        Verdict.ERROR,
+        "failed",
+    ),
+    (
+        "Neuron compiler killed",
+        ("[F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient system memory.",),
+        "host_oom_killed",
+        Phase.COMPILE,
+        Verdict.UNKNOWN,
+        "failed",
+    ),
+    (
+        "Neuron compiler, exit code -9",
+        ("RuntimeError: neuronx-cc compilation failed with -9. Check compiler logs.",),
+        "host_oom_killed",
+        Phase.COMPILE,
+        Verdict.UNKNOWN,
+        "failed",
+    ),
+    (
+        "Neuron compiler, 2.18",
+        ("[XCG815]  Estimated peak HBM usage (22.839451) exceeds 16GB. Neff won't be able to load on chip",),
+        "compile_hbm_exceeded",
+        Phase.COMPILE,
+        Verdict.FAIL,
+        "failed",
+    ),
+    (
+        "Neuron ranks out of step",
+        (W + "Barrier: waiting for all ranks to finish compilation", WE + "RuntimeError: Operation timed out!"),
+        "compile_desync",
+        Phase.COMPILE,
+        Verdict.UNKNOWN,
+        "failed",
+    ),
+    (
+        "Neuron tensors while loading",
+        (
+            W + "Loading model on NeuronWorker",
+            "2026-Oct-01 10:00:00.000001 7:7 ERROR  TDRV:dmem_alloc_internal  Failed to allocate DEVICE memory "
+            "(4294967296 "
+            "bytes): memory allocation failed (ret=-12)",
+            WE + "RuntimeError: nrt_tensor_allocate status=4",
+        ),
+        "runtime_hbm_oom",
+        Phase.WEIGHTS_LOAD,
+        Verdict.FAIL,
+        "failed",
+    ),
+    (
+        "Neuron tensors in warm-up",
+        (
+            W + "[1/4] Warming up for prefill: bucket_size=512, kv_segment_size=2048",
+            "2026-Oct-01 10:00:00.000001 7:7 ERROR  TDRV:dmem_alloc_internal  Failed to allocate DEVICE memory "
+            "(4294967296 "
+            "bytes): memory allocation failed (ret=-12)",
+            WE + "RuntimeError: Model warmup failed for prefill bucket 512. Error: nrt_tensor_allocate status=4",
+        ),
+        "runtime_hbm_oom",
+        Phase.WARMUP,
+        Verdict.FAIL,
+        "failed",
+    ),
+    (
+        "Neuron tensors while serving",
+        (
+            "INFO:     Application startup complete.",
+            "2026-Oct-01 10:00:00.000001 7:7 ERROR  TDRV:dmem_alloc_internal  Failed to allocate DEVICE memory (989952 "
+            "bytes): memory allocation failed (ret=-12)",
+        ),
+        "request_oom",
+        Phase.REQUEST,
+        Verdict.FAIL,
+        "died_after_boot",
+    ),
+    (
+        "SGLang capture",
+        (
+            "[2025-04-29 16:19:34 TP0] Capture cuda graph begin. This can take up to several minutes. avail mem=5.25 "
+            "GB",
+            "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total "
+            "capacity "
+            "of 79.11 GiB of which 500.00 MiB is free.",
+        ),
+        "graph_capture_oom",
+        Phase.GRAPH_CAPTURE,
+        Verdict.FAIL,
+        "failed",
+    ),
+    (
+        "llama.cpp compute buffers",
+        (
+            "llama_kv_cache_init:      CUDA0 KV buffer size =   379.23 MiB",
+            "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 144.00 MiB on device 4: cudaMalloc failed: out of "
+            "memory",
+            "ggml_gallocr_reserve_n: failed to allocate CUDA4 buffer of size 150994944",
+            "llama_new_context_with_model: failed to allocate compute buffers",
+        ),
+        "profile_oom",
+        Phase.PROFILE,
+        Verdict.FAIL,
+        "failed",
+    ),
 ]
 
 
@@ -737,3 +887,54 @@ def test_a_boot_that_stops_in_the_middle_is_unknown() -> None:
 def test_a_log_of_another_program_is_unknown() -> None:
     ledger = read("nginx: [emerg] bind() to 0.0.0.0:80 failed (98: Address already in use)", "ERROR: worker 7 exited")
     assert ledger.family == "unknown"
+
+
+def test_a_killed_worker_of_a_serving_engine_died_on_its_request() -> None:
+    ledger = read(
+        "INFO:     Application startup complete.",
+        'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK',
+        E + "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
+        'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
+    )
+    assert (ledger.outcome, ledger.phase, ledger.failure_class) == ("died_after_boot", Phase.REQUEST, "host_oom_killed")
+
+
+def test_how_far_to_turn_is_said_where_the_log_says_it() -> None:
+    ledger = read(E + "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (161). Lower it")
+    assert ledger.cause is not None
+    (lever,) = [lever for lever in ledger.cause.levers if lever.name == "max_num_seqs"]
+    assert lever.why.startswith("to at most 161")
+
+
+def test_the_sentence_takes_the_figures_of_the_failing_line() -> None:
+    ledger = read(
+        "[2025-04-29 16:19:34 TP0] Capture cuda graph begin. avail mem=5.25 GB",
+        "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total "
+        "capacity of "
+        "79.11 GiB of which 500.00 MiB is free.",
+    )
+    assert ledger.cause is not None
+    assert "500.00 MiB of 79.11 GiB was free" in ledger.cause.sentence
+    assert ledger.get("free_bytes") == 500 * 2**20
+
+
+def test_an_exception_of_one_request_is_no_death() -> None:
+    ledger = read(
+        "INFO:     Application startup complete.",
+        "(APIServer pid=3) ERROR 09-30 10:00:00 [serving.py:1] Error in preprocessing prompt inputs",
+        "(APIServer pid=3) ERROR 09-30 10:00:00 [serving.py:1] Traceback (most recent call last):",
+        "(APIServer pid=3) ERROR 09-30 10:00:00 [serving.py:1] ValueError: prompt is longer than the window",
+        "  Input should be greater than or equal to 1 [type=greater_than_equal, input_value=0, input_type=int]",
+        'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 400 Bad Request',
+    )
+    assert (ledger.outcome, ledger.phase, ledger.cause) == ("booted", Phase.READY, None)
+
+
+def test_an_exception_that_ends_a_serving_engine_is_a_death() -> None:
+    ledger = read(
+        "INFO:     Application startup complete.",
+        E + "Traceback (most recent call last):",
+        E + "IndexError: list index out of range",
+        E + "EngineCore encountered a fatal error.",
+    )
+    assert (ledger.outcome, ledger.failure_class) == ("died_after_boot", "engine_exception")

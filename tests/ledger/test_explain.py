@@ -80,7 +80,9 @@ def test_the_last_boot_is_explained_and_the_others_are_listed(tmp_path: Path) ->
     log.write_bytes((DATA / "boots" / "h1_maxlen_auto.log").read_bytes() + again + B1.read_bytes())
     text, status = text_of(log)
     assert "boot 3 of 3" in text
-    assert "2-3: the same 2 times" in text
+    assert "crash loop, 2 times" in text
+    assert "no weights loaded <- this one" in text
+    assert "1 (lines 1-" in text
     assert "booted in ready" in text
     assert status == 1
     first, status = text_of(log, boot=1)
@@ -107,3 +109,60 @@ def test_json_is_one_object_with_plain_facts() -> None:
     assert said["facts"]["estimated_max_model_len"] == 51072
     assert said["evidence"]["facts"]["estimated_max_model_len"]["line"] == line_of(B1, "To serve at least one request")
     assert {lever["effect"] for lever in said["levers"]} <= {"helps", "harms", "useless"}
+
+
+def test_a_crash_loop_folds_and_says_how_often(tmp_path: Path) -> None:
+    line = (
+        "Oct 03 10:{0:02}:05 host podman[9]: (Worker_TP0 pid={1}) ERROR 10-03 10:{0:02}:05 [w.py:1] ValueError: Free "
+        "memory on "
+        "device cuda:0 (31.29/31.86 GiB) on startup is less than desired GPU memory utilization (1.0, 31.86 GiB)."
+    )
+    start = (
+        "Oct 03 10:{0:02}:01 host podman[9]: (APIServer pid={1}) INFO 10-03 10:{0:02}:01 [a.py:1] vLLM API server "
+        "version 0.23.0"
+    )
+    lines = [text.format(2 * turn, 100 + 10 * turn + n) for turn in range(5) for n, text in enumerate((start, line))]
+    log = tmp_path / "journal.log"
+    log.write_text("\n".join(lines) + "\n")
+    text, status = text_of(log)
+    assert status == 1
+    assert "1-5 (lines 1-10): crash loop, 5 times, every 2 min: failed in worker_init" in text
+    assert "no weights loaded" in text
+    assert "lower gpu_memory_utilization: to at most 0.982" in text
+
+
+def test_what_does_not_add_up_is_said() -> None:
+    text, _ = text_of(DATA / "cases" / "vllm-backport-34.log")
+    assert "graphs: estimate 0.58 GiB, captured 0.10 GiB" in text
+    said = io.StringIO()
+    explain.run([str(DATA / "cases" / "vllm-28228.log")], as_json=True, out=said, stdin=io.BytesIO())
+    (finding,) = json.loads(said.getvalue())["findings"]
+    assert finding["agrees"] is False
+    assert finding["lines"] == [3, 4]
+
+
+def test_a_growing_log_is_followed_until_it_fails(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    whole = B1.read_bytes()
+    half = whole.index(b"Starting to load model")
+    log.write_bytes(whole[:half])
+    out, waits = io.StringIO(), 0
+
+    def grow() -> bool:
+        nonlocal waits
+        waits += 1
+        with log.open("ab") as file:
+            file.write(whole[half:])
+        return True
+
+    assert explain.follow(str(log), out=out, wait=grow) == 1
+    assert waits == 1
+    text = out.getvalue()
+    assert text.index("worker_init") < text.index("weights_load") < text.index("FAILED in kv_check")
+
+
+def test_following_ends_when_nothing_more_is_wanted(tmp_path: Path) -> None:
+    out = io.StringIO()
+    assert explain.follow(str(DATA / "boots" / "h1_maxlen_auto.log"), out=out, wait=lambda: False) == 0
+    assert "BOOTED: " in out.getvalue()
+    assert explain.follow(str(tmp_path / "gone.log"), out=out, wait=lambda: False) == 2

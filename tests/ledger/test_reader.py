@@ -83,6 +83,12 @@ def test_a_line_of_megabytes_keeps_its_head_and_tail_only() -> None:
     assert piece == b"a" * HEAD_BYTES + b"b" * TAIL_BYTES
 
 
+@pytest.mark.parametrize("text", ["█ version ", "NCC_EVRF009 ", "KV budget below ", "(", "| Model ", '{"message": '])
+def test_no_line_takes_longer_than_its_length(text: str) -> None:
+    ledger = read(text * (200_000 // len(text)), "Available KV cache memory: 2.97 GiB")
+    assert ledger.get("available_kv_bytes") == round(2.97 * GIB)
+
+
 def test_line_numbers_count_newlines_and_not_carriage_returns() -> None:
     ledger = read("a\rb\rc", "d\r", "Available KV cache memory: 2.97 GiB\r")
     assert ledger.facts["available_kv_bytes"].evidence.line == 3

@@ -346,6 +346,36 @@ WORDINGS: list[tuple[str, str, Facts]] = [
         {"max_total_tokens": 450000, "max_model_len": 131072, "free_bytes": gib(22.5)},
     ),
     (
+        "SGLang, negative",
+        "[2026-02-11 06:45:01] max_total_tokens=20480 is larger than the profiled value -89624. Use the profiled value "
+        "instead.",
+        {"max_total_tokens": 20480, "profiled_tokens": -89624},
+    ),
+    (
+        "0.18, advisory",
+        "In v0.19, CUDA graph memory profiling will be enabled by default "
+        "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1). To "
+        "try it now, set it and increase --gpu-memory-utilization from 0.7000 to 0.7021 to maintain the KV cache size.",
+        {"gpu_memory_utilization": 0.7, "utilization_equivalent": 0.7021},
+    ),
+    (
+        "0.18 - 0.19, capped",
+        "Capping cudagraph capture sizes from max 512 to 352 to fit Mamba cache blocks (361 blocks available).",
+        {"state_blocks": 361},
+    ),
+    (
+        "Neuron 2.33, by label",
+        "Neuron memory: logical-core HBM 36.00 GiB, model weights 8.00 GiB, reserved headroom 4.00 GiB, KV cache "
+        "budget "
+        "24.00 GiB",
+        {
+            "total_bytes": gib(36),
+            "weights_bytes": gib(8),
+            "reserved_headroom_bytes": gib(4),
+            "available_kv_bytes": gib(24),
+        },
+    ),
+    (
         "llama.cpp",
         "srv    load_model: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'false'",
         {"n_slots": 4, "n_ctx_slot": 32768},
@@ -515,3 +545,56 @@ def test_a_progress_bar_does_not_hide_what_follows_it_in_the_line() -> None:
     assert ledger.facts["graph_capture_bytes"].evidence.line == 1
     assert ledger.facts["available_kv_bytes"].evidence.line == 2
     assert ledger.phase is Phase.GRAPH_CAPTURE
+
+
+def test_a_neuron_table_with_columns_reads_its_overall_row() -> None:
+    ledger = read(
+        "2025-May-15 20:58:33.895937 224822:224822 ERROR  TDRV:print_lnc_hbm_details   LNC size is 1. Neuron Cores "
+        "using "
+        "this HBM: NC 4 and NC 5",
+        "2025-May-15 20:58:33.897479 224822:224822 ERROR  TDRV:log_dev_mem   Failed to allocate 4.000GB (alignment: "
+        "none, "
+        "usage: tensors) on ND 0:NC 4",
+        "              |          |  Model   |  Model   |          |  Shared  |DMA Rings |",
+        "              |  TOTAL   |   Code   |Constants | Tensors  |Scratchpad|    IO    |",
+        "ND 0 Overall  | 20.188GB |192.102MB | 82.344KB | 20.000GB |  0.000B  |   n/a    |",
+        "\\_NC 4        | 20.094GB | 96.065MB | 58.344KB | 20.000GB |  0.000B  |179.000KB |",
+    )
+    assert ledger.failure_class == "runtime_hbm_oom"
+    assert ledger.get("tried_alloc_bytes") == 4 * GIB
+    assert ledger.get("alloc_usage") == "tensors"
+    assert (ledger.get("nd"), ledger.get("nc")) == (0, 4)
+    assert "alloc_alignment_bytes" not in ledger.facts
+    assert ledger.get("hbm_total_used_bytes") == round(20.188 * GIB)
+    assert ledger.get("hbm_model_code_bytes") == round(192.102 * MIB)
+    assert ledger.get("hbm_constants_bytes") == round(82.344 * 1024)
+    assert ledger.get("hbm_tensors_bytes") == 20 * GIB
+    assert ledger.get("hbm_shared_scratchpad_bytes") == 0
+    assert "hbm_dma_rings_io_bytes" not in ledger.facts
+
+
+def test_a_size_that_one_line_rounds_and_another_states_is_the_stated_one() -> None:
+    ledger = read(
+        "load_tensors: loading model tensors, this can take a while... (mmap = true, direct_io = false)",
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 144817.04 MiB on device 0: cudaMalloc failed: out of "
+        "memory",
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 151851674624",
+        "llama_model_load: error loading model: unable to allocate CUDA0 buffer",
+    )
+    assert ledger.failure_class == "weights_oom"
+    assert ledger.phase is Phase.WEIGHTS_LOAD
+    assert ledger.get("tried_alloc_bytes") == 151851674624
+
+
+def test_the_rank_without_a_prefix_is_named_beside_the_others() -> None:
+    ledger = read(
+        "INFO 08-19 07:51:03 model_runner.py:732] Loading model weights took 2.3463 GB",
+        "(VllmWorkerProcess pid=13105) INFO 08-19 07:51:03 model_runner.py:732] Loading model weights took 2.4463 GB",
+        "(VllmWorkerProcess pid=13106) INFO 08-19 07:51:03 model_runner.py:732] Loading model weights took 2.3463 GB",
+    )
+    assert set(ledger.ranks["weights_bytes"]) == {
+        "driver",
+        "VllmWorkerProcess pid=13105",
+        "VllmWorkerProcess pid=13106",
+    }
+    assert ledger.facts["weights_bytes"].rank == "VllmWorkerProcess pid=13105"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_kvbudget.verdict import FindingKind, Verdict
+from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
 from tests.conftest import Project, properties, rows
 
 DISTRIBUTIONS = pytest.mark.parametrize("how", [(), ("-n2",)], ids=["here", "n2"])
@@ -244,3 +244,64 @@ def test_window(kv_rung):
     assert finding.finding.failed_at == 65_536
     used = next(project.path.rglob("mem_info_vram_used"), None)
     assert used is None or int(used.read_text()) < 2**30
+
+
+def test_an_engine_that_dies_under_the_body_is_memory_and_not_the_bodys_error(project: Project) -> None:
+    project.configure(mock='request_peak_per_token = "2 MiB"')
+    project.tests("""
+import pytest
+@pytest.mark.ladder(start=16_384, floor=4096, strategy="bisect")
+def test_window(kv_engine):
+    kv_engine.complete("word " * 100, kv_engine.shape.max_model_len - 200)
+""")
+
+    project.run().assert_outcomes(passed=1)
+
+    (finding,) = project.findings()
+    assert finding.finding.value is not None
+    assert finding.finding.bounded_by is not None
+    assert not finding.finding.bounded_by.by_gate
+    assert finding.finding.bounded_by.phase is Phase.REQUEST
+
+
+def test_a_plain_test_whose_engine_died_says_so(project: Project) -> None:
+    project.configure(mock='request_peak_base = "30 GiB"')
+    project.tests("""
+import time
+import pytest
+from pytest_kvbudget.engine.client import ClientError
+
+@pytest.mark.kv_shape(max_model_len=4096)
+def test_answers(kv_engine):
+    with pytest.raises(ClientError):
+        kv_engine.complete("hello", 10)
+    while kv_engine.alive:
+        time.sleep(0.01)
+    raise AssertionError("no answer")
+""")
+
+    result = project.run("--junitxml=junit.xml")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*AssertionError: no answer*", "*Engine died during the test*", "FAIL *"])
+    assert properties(project.junit()["test_answers"])["kvbudget.verdict"] == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"), [("extra_args=['--no-such-flag']", "ERROR"), ("max_model_len=65_536", "FAIL")]
+)
+def test_only_a_memory_failure_of_another_engine_is_the_bodys_refusal(
+    project: Project, changes: str, verdict: str
+) -> None:
+    project.configure(devices="0, 1")
+    project.tests(f"""
+import pytest
+@pytest.mark.ladder(start=4096, floor=4096)
+def test_window(kv_engine, kv_serve):
+    kv_serve({changes})
+""")
+
+    result = project.run()
+
+    result.assert_outcomes(failed=1)
+    assert rows(result.outlines) == [("4096", verdict)]

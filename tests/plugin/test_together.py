@@ -39,7 +39,7 @@ def test_pytest_html_has_a_row_with_verdict_and_links_for_each_rung(project: Pro
     assert blob is not None
     cases = json.loads(html.unescape(blob[1]))["tests"]
     column = {
-        name: [cell for cell in case["resultsTableRow"] if "col-kvbudget" in cell][0]
+        name: next(cell for cell in case["resultsTableRow"] if "col-kvbudget" in cell)
         for name, (case, *_) in cases.items()
     }
     verdicts = {

@@ -19,7 +19,9 @@ TABLES: Final[tuple[Table, ...]] = (
 )
 
 FAMILIES: Final = ("rdna4", "neuron", "sglang", "llama.cpp", "vllm")
-"""Engine families, as `BootLedger.family` names them; a line of an earlier one tells it from a later one."""
+"""Engine families, as `BootLedger.family` names them; a line of an earlier one tells it from a later one.
+
+Where only wording came that engines share, the family is the backend's, or ``"torch"``."""
 
 _ORDERS: Final = {
     table.family: {phase: position for position, phase in enumerate(table.order)} for table in TABLES if table.order

@@ -47,16 +47,26 @@ TORCH: Final = (
         failure=_OOM,
         known=False,
     ),
-    Row(
-        pattern=r"\bhipErrorOutOfMemory\b|\bcudaErrorMemoryAllocation\b",
-        needle="ErrorMemoryAllocation",
-        scope="rank",
-        failure=_OOM,
-        known=False,
-    ),
+    Row(pattern=r"\bhipErrorOutOfMemory\b", needle="ErrorOutOfMemory", scope="rank", failure=_OOM, known=False),
+    Row(pattern=r"\bcudaErrorMemoryAllocation\b", needle="ErrorMemoryAlloc", scope="rank", failure=_OOM, known=False),
 )
 
 HOST: Final = (
+    Row(
+        pattern=r"was running was {host_used_bytes:size} / {host_total_bytes:size} \(",
+        needle="was running was ",
+        failure=Failure(failure_class="host_oom_killed"),
+    ),
+    Row(
+        pattern=r"A worker died or was killed while executing a task by an unexpected system error",
+        known=False,
+        failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
+    ),
+    Row(
+        pattern=r"The actor is dead because its worker process has died",
+        known=False,
+        failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
+    ),
     Row(
         pattern=r"hipHost(?:Malloc|Register)\b.*out of memory|out of memory.*hipHost(?:Malloc|Register)",
         needle="hipHost",

@@ -90,7 +90,13 @@ BOOT: Final = (
         releases="0.21, 0.24; CPU mode",
         parts=(r"{requested_bytes:gib} total budget", r"{available_kv_bytes:gib} available"),
     ),
-    Row(pattern=r"KV cache need: {kv_needed_bytes:gib} for ", phase=Phase.KV_CHECK, scope="rank", releases="fork"),
+    Row(
+        pattern=r"KV cache need: {kv_needed_bytes:gib} for ",
+        phase=Phase.KV_CHECK,
+        scope="rank",
+        parts=(r"for {max_num_seqs:count} sequence\(s\) of {max_model_len:count} tokens",),
+        releases="fork",
+    ),
     Row(
         pattern=r"KV cache budget in \S+ mode: ",
         phase=Phase.KV_CHECK,
@@ -142,21 +148,21 @@ BOOT: Final = (
     ),
     Row(
         pattern=r"Warming up model for \d+ num_batched_tokens_buckets",
-        phase=Phase.MODEL_LOAD,
+        phase=Phase.WARMUP,
         scope="rank",
         releases="0.21+",
     ),
     Row(
         pattern=r"\[\d+/\d+\] Warming up ",
         needle="] Warming up ",
-        phase=Phase.MODEL_LOAD,
+        phase=Phase.WARMUP,
         scope="rank",
         releases="0.21+",
     ),
     Row(
         pattern=r"(?:Successfully warmed|Warmed) up (?:for prefill|decode)",
         needle="armed up ",
-        phase=Phase.MODEL_LOAD,
+        phase=Phase.WARMUP,
         scope="rank",
         releases="0.21+",
     ),
@@ -182,12 +188,6 @@ COMPILER: Final = (
         ),
     ),
     Row(
-        pattern=r"{code:word}\b.*exceeds HBM limit",
-        needle="NCC_EVRF009",
-        scope="rank",
-        failure=_fails("compile_hbm_exceeded", Phase.COMPILE),
-    ),
-    Row(
         pattern=r"\b(?P<any>NCC_EVRF009)\b",
         needle="NCC_EVRF009",
         scope="rank",
@@ -200,6 +200,26 @@ COMPILER: Final = (
         scope="rank",
         failure=_fails("compile_failed", Phase.COMPILE),
         parts=(r"\b(?=NCC_){code:word}(?=[\s:,\]\)]|$)",),
+    ),
+    Row(
+        pattern=r"\[{code:word}\]\s+Estimated peak HBM usage \({peak_hbm_bytes:gib_bare}\) exceeds "
+        r"{hbm_limit_bytes:size}",
+        needle="Estimated peak HBM usage (",
+        scope="rank",
+        failure=_fails("compile_hbm_exceeded", Phase.COMPILE),
+        releases="2.18",
+    ),
+    Row(
+        pattern=r"Failed compilation with \['neuronx-cc'",
+        needle="Failed compilation with [",
+        scope="rank",
+        failure=_fails("compile_failed", Phase.COMPILE, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"neuronx-cc compilation failed with {status:signed_count}\b(?<=-9)",
+        needle="compilation failed with -9",
+        scope="rank",
+        failure=_fails("host_oom_killed", Phase.COMPILE),
     ),
     Row(
         pattern=r"neuronx-cc compilation failed with {status:signed_count}",
@@ -215,7 +235,7 @@ COMPILER: Final = (
     ),
     Row(pattern=r"forcibly killed", scope="rank", failure=_fails("host_oom_killed", Phase.COMPILE)),
     Row(
-        pattern=r"Operation timed out!|gloo/transport/tcp/pair\.cc\S* .*Connection closed by peer",
+        pattern=r"Operation timed out!",
         needle="Operation timed out!",
         scope="rank",
         failure=_fails("compile_desync", None, Tier.KILLED),
@@ -275,14 +295,19 @@ RUNTIME: Final = (
         parts=(r"status={status:count}",),
     ),
     Row(
+        pattern=r"Could not load the model status={status:count}\s+message=\"?Allocation Failure",
+        scope="rank",
+        failure=_fails("hbm_load_oom", Phase.MODEL_LOAD, Tier.KILLED),
+    ),
+    Row(
         pattern=r"status={status:count}\s+message=\"?Allocation Failure",
         needle="Allocation Failure",
         scope="rank",
         failure=_fails("hbm_load_oom", None, Tier.KILLED),
     ),
     Row(
-        pattern=r"NRT_RESOURCE in nrt_load_util",
-        needle="nrt_load_util",
+        pattern=r"NRT_RESOURCE in nrt_load",
+        needle="NRT_RESOURCE in nrt_load",
         scope="rank",
         failure=_fails("nrt_resource", Phase.MODEL_LOAD, Tier.KILLED),
     ),
@@ -292,13 +317,14 @@ RUNTIME: Final = (
         phase=Phase.MODEL_LOAD,
         scope="rank",
     ),
-    Row(pattern=r"Failed to stage graph to NeuronCore", phase=Phase.MODEL_LOAD, scope="rank"),
+    Row(pattern=r"Failed to stage graph\b", phase=Phase.MODEL_LOAD, scope="rank"),
     Row(
         pattern=r"device_resource_va failed \(ret={ret:signed_count}\)",
         needle="device_resource_va failed",
         scope="rank",
         failure=_fails("device_resource_exhausted", Phase.MODEL_LOAD),
     ),
+    Row(pattern=r"\bstatus={status:count}\s+message=", needle="message=", scope="rank", known=False),
     Row(
         pattern=r"Mismatch detected between Runtime configuration and NEFF",
         scope="rank",
@@ -308,6 +334,15 @@ RUNTIME: Final = (
         pattern=r"device profiling is enabled, which requires {profiler_bytes:size}",
         scope="rank",
         failure=_fails("profiler_reserve", Phase.MODEL_LOAD),
+    ),
+    Row(pattern=r"\bND \d+:NC \d+, current utilization:", needle="current utilization:", scope="rank", event="table"),
+    Row(pattern=r"^\s*\|.*\bModel\s*\|", needle="Model ", scope="rank", event="head", known=False),
+    Row(pattern=r"^\s*\|.*\bTOTAL\s*\|", needle="TOTAL ", scope="rank", event="head", known=False),
+    Row(pattern=r"^\s*ND \d+ (?:Overall|HBM \d+)\s*\|", needle="ND ", scope="rank", event="cells"),
+    Row(
+        pattern=r"Number of ONE TMPBUF pages requested exceeded",
+        scope="rank",
+        failure=_fails("device_resource_exhausted", Phase.MODEL_LOAD),
     ),
     Row(
         pattern=r"^\W*total:\s*{hbm_total_used_bytes:size}", needle="total: ", scope="rank", known=False, follows="hbm"
@@ -364,16 +399,20 @@ REFUSED: Final = (
         parts=(r"effective={effective_kv_bytes:gib}", r"minimum={min_kv_bytes:gib}"),
     ),
     Row(
-        pattern=r"(?i)KV (?:cache )?budget .*below .*(?:minimum|VLLM_NEURON_MIN_KV_BUDGET_GIB)",
+        pattern=r"(?i)\bKV (?:cache )?budget\b.{0,160}?\bbelow\b.{0,80}?(?:minimum|VLLM_NEURON_MIN_KV)",
         needle="udget",
         scope="rank",
         wraps=True,
         failure=_fails("min_kv_budget", Phase.KV_CHECK),
         releases="2.33, wording unknown",
-        parts=(r"(?i)effective\W{1,3}{effective_kv_bytes:gib}", r"(?i)minimum\W{1,3}{min_kv_bytes:gib}"),
+        parts=(
+            r"(?i)(?:effective|budget)\W{1,3}{effective_kv_bytes:gib}",
+            r"(?i)minimum(?: of)?\W{1,3}{min_kv_bytes:gib}",
+        ),
     ),
     Row(
         pattern=r"does not fit the memory budget in \S+ mode",
+        parts=(r"\bneed(?:s|ed)?\W{1,2}{kv_needed_bytes:gib}", r"\bavailable\W{1,2}{available_kv_bytes:gib}"),
         scope="rank",
         failure=_fails("kv_check_short", Phase.KV_CHECK),
         releases="fork",

@@ -51,7 +51,8 @@ ROWS: Final = (
     ),
     Row(pattern=r"Memory pool end\.", phase=Phase.KV_ALLOC, scope="rank", parts=(r"avail mem={free_bytes:gib}",)),
     Row(
-        pattern=r"max_total_tokens={max_total_tokens:count} is larger than the profiled value {profiled_tokens:count}",
+        pattern=r"max_total_tokens={max_total_tokens:count} is larger than the profiled value "
+        r"{profiled_tokens:signed_count}",
         phase=Phase.KV_CHECK,
         scope="rank",
     ),
@@ -70,6 +71,12 @@ ROWS: Final = (
         phase=Phase.GRAPH_CAPTURE,
         scope="rank",
         parts=(r"avail mem={free_bytes:gib}",),
+    ),
+    Row(
+        pattern=r"Capturing batches \(.*avail_mem={free_bytes:gib}",
+        needle="Capturing batches (",
+        phase=Phase.GRAPH_CAPTURE,
+        scope="rank",
     ),
     Row(
         pattern=r"Capture cuda graph end\.",
@@ -93,6 +100,7 @@ ROWS: Final = (
         pattern=r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static",
         needle="Not enough memory",
         scope="rank",
+        parts=(r"mem_fraction_static={mem_fraction_static:fraction}", r"Current value: {mem_fraction_static:fraction}"),
         failure=Failure(failure_class="kv_budget_nonpositive", phase=Phase.KV_CHECK),
     ),
     Row(

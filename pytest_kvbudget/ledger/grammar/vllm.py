@@ -40,7 +40,7 @@ ARGUMENTS: Final = (
         releases="<= 0.25",
     ),
     Row(
-        pattern=r"█.*\sversion {engine_version:word}(?:\s|$)",
+        pattern=r"█\s+version {engine_version:word}(?:\s|$)",
         needle=" version ",
         phase=Phase.ARGUMENT,
         scope="api",
@@ -100,6 +100,7 @@ ARGUMENTS: Final = (
     Row(
         pattern=r"Initializing (?:a V[01] LLM|an LLM) engine \(v{engine_version:word}\) with config",
         needle="LLM engine (v",
+        event="engine",
         phase=Phase.WORKER_INIT,
         provenance=_C,
         parts=(r"\bmax_seq_len={max_model_len:count}\b", r"\btensor_parallel_size={tensor_parallel_size:count}\b"),
@@ -283,6 +284,16 @@ PROFILE: Final = (
         ),
     ),
     Row(
+        pattern=r"CUDA graph memory profiling will be enabled by default",
+        phase=Phase.PROFILE,
+        scope="rank",
+        releases="0.18",
+        parts=(
+            r"increase --gpu-memory-utilization from {gpu_memory_utilization:fraction} "
+            r"to {utilization_equivalent:fraction}\b",
+        ),
+    ),
+    Row(
         pattern=r"CUDA graph memory profiling is disabled",
         phase=Phase.PROFILE,
         scope="rank",
@@ -327,14 +338,14 @@ KV: Final = (
         releases="0.8+; one line with the next from 0.28",
         parts=(
             r"Maximum concurrency for {max_model_len:tokens} tokens",
-            r"Maximum concurrency for [\d,]+ tokens per request: {max_concurrency:ratio}x",
+            r"Maximum concurrency for [\d,]+ tokens(?: per |/)request: {max_concurrency:ratio}x",
         ),
     ),
     Row(
         pattern=r"Maximum concurrency for {max_model_len:tokens} tokens",
         phase=Phase.KV_ALLOC,
         releases="<= 0.27",
-        parts=(r"tokens per request: {max_concurrency:ratio}x",),
+        parts=(r"tokens(?: per |/)request: {max_concurrency:ratio}x",),
     ),
     Row(
         pattern=r"Multiplying the GPU KV cache size by the d?cp_world_size {cp_world_size:count}\b",
@@ -390,6 +401,12 @@ KV: Final = (
 )
 
 CAPTURE: Final = (
+    Row(
+        pattern=r"Capping cudagraph capture sizes from max \d+ to \d+ to fit Mamba cache blocks \({state_blocks:count}",
+        needle="Capping cudagraph capture sizes",
+        phase=Phase.KV_ALLOC,
+        releases="0.18 - 0.19",
+    ),
     Row(pattern=r"Capturing the model for CUDA graphs", phase=Phase.GRAPH_CAPTURE, scope="rank", releases="<= 0.5"),
     Row(
         pattern=r"Capturing cudagraphs for decoding", phase=Phase.GRAPH_CAPTURE, scope="rank", releases="V0, 0.6 - 0.10"
@@ -451,6 +468,7 @@ SERVING: Final = (
         event="alive",
         known=False,
     ),
+    Row(pattern=r"\"POST /v1/\S* HTTP/1\.\d\" 5\d\d", needle='HTTP/1.1" 5', scope="api", event="asked", known=False),
     Row(pattern=r"shutdown triggered", scope="api", event="stopping"),
     Row(pattern=r"trigger received signal=SIG(?:TERM|INT)", needle="trigger received signal=", event="stopping"),
     Row(pattern=r"^Shutting down$", needle="Shutting down", scope="api", event="stopping", known=False),

@@ -104,6 +104,35 @@ ARGUMENT: Final = (
         failure=_fails("model_not_found", Phase.ARGUMENT),
     ),
     Row(
+        pattern=r"offline mode is enabled", scope="api", known=False, failure=_fails("model_not_found", Phase.ARGUMENT)
+    ),
+    Row(
+        pattern=r"Cannot find the requested files in the disk cache",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"outgoing traffic has been disabled",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(
+        pattern=r"does not appear to have a file named ",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(pattern=r"Unrecognized model in ", scope="api", known=False, failure=_fails("model_not_found", Phase.ARGUMENT)),
+    Row(
+        pattern=r"No such file or directory: '\S*config\.json'",
+        needle="No such file or directory",
+        scope="api",
+        known=False,
+        failure=_fails("model_not_found", Phase.ARGUMENT),
+    ),
+    Row(
         pattern=r"Repository Not Found for url",
         scope="api",
         known=False,
@@ -172,7 +201,7 @@ ARGUMENT: Final = (
 WORKERS: Final = (
     Row(
         pattern=r"Free memory on device (?:(?P<kind>cuda|hip|xpu|musa):{device:count} )?"
-        r"\({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less than",
+        r"\({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less",
         scope="rank",
         failure=_fails("startup_free", Phase.WORKER_INIT),
         wraps=True,
@@ -293,6 +322,13 @@ KV: Final = (
 
 LATE: Final = (
     Row(
+        pattern=r"torch\._(?:inductor|dynamo)\.exc\.\w+",
+        needle="torch._",
+        scope="rank",
+        known=False,
+        failure=_fails("compile_failed", Phase.COMPILE, Tier.KILLED),
+    ),
+    Row(
         pattern=r"out of memory occurred when warming up (?:sampler|pooler)",
         scope="rank",
         needle="out of memory occurred when warming up",
@@ -314,7 +350,7 @@ LATE: Final = (
     Row(pattern=r"arange's range must be a power of 2", scope="rank", failure=_fails("kernel_fault")),
     Row(
         pattern=r"(?:CUDA|HIP) error: (?:an illegal memory access|misaligned address|invalid device function|"
-        r"unspecified launch failure|no kernel image|device-side assert)",
+        r"unspecified launch failure|no kernel image|device kernel image is invalid|device-side assert)",
         needle=" error: ",
         scope="rank",
         known=False,

@@ -1,0 +1,76 @@
+"""Whether the axis moves what fails at all: where it does not, only the floor's boot is worth its time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_kvbudget.ledger.model import Cause
+    from pytest_kvbudget.search.model import Axis, Limit, Trial
+
+FREE_CLASSES: Final = frozenset(
+    {"max_num_seqs_exceeds_state", "startup_free_below_request", "weights_oom", "kv_reserve_underpriced"}
+)
+"""Classes of which one failure is enough, where its levers say that the axis is useless."""
+CLEAR: Final = 4.0
+"""How much more than the printed digits two deficits must be expected to differ for their likeness to say something."""
+
+
+def not_the_lever(axis: Axis, history: Sequence[Trial]) -> bool:
+    """The failures so far do not depend on the axis: nothing passed, and what is missing stayed the same.
+
+    One failure is enough where its class says so, two where what is needed over what is there stayed constant, or the
+    same class failed twice without a rate and its levers call the axis useless.
+    """
+    failed = [trial for trial in history if not trial.passed]
+    if not failed or len(failed) < len(history):
+        return False
+    last = failed[-1]
+    if _useless(last.cause, axis.name) and not _rated(last):
+        if last.cause is not None and last.cause.failure_class in FREE_CLASSES:
+            return True
+        if any(_same(last.cause, other.cause) and other.value != last.value for other in failed[:-1]):
+            return True
+    return any(
+        _still(axis, (other.value, before), (last.value, limit))
+        for other in failed[:-1]
+        for limit in last.hint.limits
+        for before in other.hint.limits
+        if before.name == limit.name and other.value != last.value
+    )
+
+
+def _useless(cause: Cause | None, axis: str) -> bool:
+    return cause is not None and any(lever.name == axis and lever.effect == "useless" for lever in cause.levers)
+
+
+def _rated(trial: Trial) -> bool:
+    """A limit that failed has a rate: the axis moves it after all, as it moves a scaled pool."""
+    return any(limit.margin_bytes < 0 and limit.bytes_per_unit is not None for limit in trial.hint.limits)
+
+
+def _same(cause: Cause | None, other: Cause | None) -> bool:
+    return cause is not None and other is not None and cause.failure_class == other.failure_class
+
+
+def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit]) -> bool:
+    """The line through two deficits is level, or reaches zero only below the floor.
+
+    A deficit that stays is a need that the axis does not move; one that shrinks with the value itself is a pool that is
+    capped in proportion to the need. Digits too coarse to tell are no such sign.
+    """
+    (value, limit), (other, other_limit) = sorted((first, second), key=lambda point: point[0])
+    margins = limit.margin_bytes, other_limit.margin_bytes
+    blur = limit.precision_bytes + other_limit.precision_bytes
+    if limit.at_least or other_limit.at_least or not all(-math.inf < margin < 0 for margin in margins):
+        return False
+    if not 0 <= blur < math.inf:
+        return False
+    fall, apart = margins[0] - margins[1], other - value
+    rate = limit.bytes_per_unit
+    if fall <= blur:
+        return rate is None or rate * apart > CLEAR * blur
+    return value + (margins[0] + CLEAR * blur) * apart / fall < axis.floor

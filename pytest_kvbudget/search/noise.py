@@ -1,0 +1,156 @@
+"""How far two boots of one shape may differ, and the least step of an axis that still means something."""
+
+from __future__ import annotations
+
+import math
+from statistics import stdev
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from pytest_kvbudget.units import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_kvbudget.ledger.model import BootLedger
+    from pytest_kvbudget.search.model import Axis, SigmaSource, Trial
+
+ASSUMED_SIGMA_BYTES: Final = 64.0 * MIB
+REPEATS_FOR_SIGMA: Final = 5
+"""Boots of one key in the archive from which their own deviation counts."""
+PROOF_SIGMAS: Final = 2.0
+"""Slack from which one pass is enough."""
+DEPLOY_SIGMAS: Final = 3.0
+STEADY_TERMS: Final = ("model_load_bytes", "non_torch_bytes", "consumed_bytes", "graph_capture_bytes")
+"""Facts of a ledger that neither a window nor a pool moves."""
+_FEW_BOOTS: Final = 4
+_TWO_BOOTS: Final = 2
+
+
+class Noise(msgspec.Struct, frozen=True, kw_only=True):
+    """One standard deviation of what the same boot takes, in bytes, and where it comes from."""
+
+    sigma_bytes: float = ASSUMED_SIGMA_BYTES
+    source: SigmaSource = "assumed"
+
+    @classmethod
+    def of(cls, repeats: Sequence[float]) -> Noise:
+        """From what repeated boots of one key had left or took, in bytes; assumed where they are fewer than five."""
+        if len(repeats) < REPEATS_FOR_SIGMA:
+            return cls()
+        return cls(sigma_bytes=stdev(repeats), source="archive")
+
+    def measured(self, trials: Sequence[Trial]) -> Noise:
+        """Replaced by what the ladder's own boots show, where it is only assumed and two boots state a common term."""
+        if self.source != "assumed":
+            return self
+        found = [values for values in _by_term(trials) if len(values) > 1]
+        if not found:
+            return self
+        # terms vary on their own, so their variances add; of a few boots the whole spread is taken
+        parts = [max(values) - min(values) if len(values) < _FEW_BOOTS else stdev(values) for values in found]
+        return Noise(sigma_bytes=math.hypot(*parts), source="residuals")
+
+    def said(self) -> str:
+        """``sigma 12.00 MiB from repeated boots``."""
+        origin = {"archive": "of repeated boots", "residuals": "from this search's own boots", "assumed": "assumed"}
+        return f"sigma {format_size(self.sigma_bytes)}, {origin[self.source]}"
+
+
+def _by_term(trials: Sequence[Trial]) -> list[list[float]]:
+    names = sorted({name for trial in trials for name in trial.terms})
+    return [[trial.terms[name] for trial in trials if name in trial.terms] for name in names]
+
+
+def steady_terms(ledger: BootLedger) -> dict[str, float]:
+    """The terms of a boot that its place on an axis does not move, in bytes; the residuals' raw material."""
+    values = {name: ledger.get(name) for name in STEADY_TERMS}
+    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+
+
+def grain(
+    *, block_tokens: int | None = None, slot_bytes: float | None = None, bytes_per_token: float | None = None
+) -> int | None:
+    """Tokens below which a window moves nothing on the device, so that it is not monotone there.
+
+    Args:
+        block_tokens: tokens of a KV block; 272 to 2,096 on hybrids, whose block holds one state.
+        slot_bytes: an expert slot of an arena, by which the arena shrinks at once.
+        bytes_per_token: marginal bytes of one token, which the slot is divided by.
+
+    Returns:
+        The larger of the two, ``None`` where neither is known.
+    """
+    blocks = [block_tokens] if block_tokens else []
+    slots = [math.ceil(slot_bytes / bytes_per_token)] if slot_bytes and bytes_per_token else []
+    return max(blocks + slots, default=None)
+
+
+def sigma_units(trials: Sequence[Trial], sigma_bytes: float) -> float | None:
+    """Sigma in the axis' unit, by the cheapest unit that a boot measured; ``None`` where none did.
+
+    Limits that are arithmetic on pinned numbers do not count: noise does not move them.
+    """
+    rates = [
+        limit.bytes_per_unit
+        for trial in trials
+        for limit in trial.hint.limits
+        if not limit.exact and limit.bytes_per_unit is not None and 0 < limit.bytes_per_unit < math.inf
+    ]
+    return sigma_bytes / rates[-1] if rates else None
+
+
+def effective_quantum(axis: Axis, trials: Sequence[Trial], noise: Noise | None) -> tuple[int, tuple[str, ...]]:
+    """The quantum raised to what device and noise can tell apart, with the reasons in words.
+
+    At least the largest grain of the boots, and at least three sigma where sigma is more than a third of a quantum;
+    always a multiple of the axis' own quantum.
+    """
+    notes = []
+    steps = 1
+    finest = max((trial.grain for trial in trials if trial.grain), default=0)
+    if finest > axis.quantum:
+        steps = -(-finest // axis.quantum)
+        notes.append(
+            f"quantum raised from {axis.quantum:,} to {steps * axis.quantum:,}: below {finest:,}, a KV block or an "
+            "arena slot, the device itself is not monotone"
+        )
+    # one boot has no residuals yet, and an assumption shall not cost the second boot its place
+    sigma = None if noise is None or len(trials) < _TWO_BOOTS else sigma_units(trials, noise.sigma_bytes)
+    if noise is not None and sigma is not None and 3 * sigma > steps * axis.quantum:
+        steps = min(math.ceil(3 * sigma / axis.quantum), max(1, (axis.ceiling - axis.floor) // axis.quantum))
+        notes = [f"quantum raised from {axis.quantum:,} to {steps * axis.quantum:,}: three sigma ({noise.said()})"]
+    return steps * axis.quantum, tuple(notes)
+
+
+def slack_bytes(trial: Trial) -> float | None:
+    """Bytes that a boot which passed had left in the tightest limit that noise moves; ``None`` where it states none."""
+    margins = [limit.margin_bytes for limit in trial.hint.limits if not limit.exact]
+    known = [margin for margin in margins if math.isfinite(margin)]
+    return max(0.0, min(known)) if known else None
+
+
+def deficit_bytes(trial: Trial) -> float | None:
+    """Bytes that a boot which failed was short of, at least; ``None`` where it did not say."""
+    return max((-limit.margin_bytes for limit in trial.hint.limits if limit.margin_bytes < 0), default=None)
+
+
+def by_exact_limit(trial: Trial) -> bool:
+    """It failed by arithmetic on pinned numbers, which no repetition changes."""
+    short = [limit for limit in trial.hint.limits if limit.margin_bytes < 0]
+    return bool(short) and all(limit.exact for limit in short)
+
+
+def deploy_value(value: int | None, trials: Sequence[Trial], noise: Noise | None) -> int | None:
+    """The winner less three sigma, in the axis' unit: what a deploy may promise day after day.
+
+    ``None`` without a winner, or where sigma or the bytes of a unit are not known.
+    """
+    if value is None or noise is None or noise.sigma_bytes == 0:
+        return None if noise is None else value
+    sigma = sigma_units(trials, noise.sigma_bytes)
+    if sigma is not None:
+        return max(0, math.floor(value - DEPLOY_SIGMAS * sigma))
+    exact = [trial for trial in trials if trial.hint.limits]
+    return value if exact and all(limit.exact for trial in exact for limit in trial.hint.limits) else None

@@ -1,0 +1,225 @@
+"""Random devices whose boundary lies anywhere on the axis, and what such a device may mislead with."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from tests.benchmarks.devices.gpu import Gpu, Offload
+from tests.benchmarks.devices.model import GIB, MIB, Device
+from tests.benchmarks.devices.neuron import Neuron, NeuronHeadroom
+
+FLOOR: Final = 4096
+CEILING: Final = 262_144
+SWEEP_GIB: Final = 30
+FAMILIES: Final = ("plain", "hybrid", "offload", "neuron", "cpu")
+Lie = Literal["none", "absent", "factor", "huge", "negative", "alternating"]
+LIES: Final[tuple[Lie, ...]] = ("absent", "factor", "huge", "negative", "alternating")
+LIE_FACTORS: Final = (0.3, 0.5, 0.8, 1.25, 2.0, 3.0)
+MISLEADING: Final = 0.2
+ABOVE_CEILING: Final = 0.05
+NOTHING: Final = 0.015
+
+
+@dataclass(frozen=True)
+class Case:
+    """A device and how its hints mislead."""
+
+    device: Device
+    lie: Lie
+    factor: float
+    seed: str
+
+
+def case(family: str, seed: int) -> Case:
+    """The same device for the same family and seed, on every machine."""
+    name = f"{family} {seed}"
+    dice = random.Random(name)
+    make = {"plain": plain, "hybrid": hybrid, "offload": offload, "neuron": neuron, "cpu": cpu, "sweep": headroom}
+    device = make[family](dice)
+    lie = dice.choice(LIES) if dice.random() < MISLEADING else "none"
+    return Case(device, lie, dice.choice(LIE_FACTORS), name)
+
+
+def target(dice: random.Random) -> float:
+    """Where the boundary is to be, in tokens."""
+    kind = dice.random()
+    if kind < ABOVE_CEILING:
+        return CEILING * dice.uniform(1.0, 1.6)
+    if kind < ABOVE_CEILING + NOTHING:
+        return FLOOR * dice.uniform(0.2, 0.95)
+    return dice.uniform(FLOOR, CEILING)
+
+
+def _gpu(dice: random.Random, family: str, block: int, state_blocks: int) -> Gpu:
+    end = target(dice)
+    rate = dice.uniform(6e3, 120e3)
+    drift = rate * dice.uniform(0, 0.3) if dice.random() < 0.4 else 0.0
+    graphs = dice.uniform(0.05, 1) * GIB
+    charged = graphs * dice.choice((1.0, 1.0, 1.2, 2.0))
+    resident, activation = dice.uniform(4, 60) * GIB, dice.uniform(0.3, 4) * GIB
+    util = dice.choice((0.85, 0.9, 0.92, 0.95))
+    used = resident + activation + charged + drift * end + rate * (end + state_blocks * block)
+    device = Gpu(
+        family=family,
+        total=used / util,
+        util=util,
+        resident=resident,
+        activation=activation,
+        per_window_token=drift,
+        rate=rate,
+        block=block,
+        state_blocks=state_blocks,
+        seqs=dice.choice((1, 2, 4)),
+        graphs=graphs,
+        charged=charged,
+    )
+    return _blocked(dice, device) if end < FLOOR else device
+
+
+def _blocked(dice: random.Random, device: Gpu) -> Gpu:
+    """One of the ways in which no window helps."""
+    if device.state_blocks and dice.random() < 0.5:
+        return replace(device, seqs=4096, total=device.total * 1.3)
+    if dice.random() < 0.5:
+        # more graphs than the share outside utilization holds, and uncharged
+        return replace(device, total=device.total * 1.4, charged=0.0, graphs=device.total)
+    return device
+
+
+def plain(dice: random.Random) -> Device:
+    """Attention only, blocks of 16, 32 or 128 tokens."""
+    return _gpu(dice, "plain", dice.choice((16, 32, 128)), 0)
+
+
+def hybrid(dice: random.Random) -> Device:
+    """Blocks that hold a state: 272 to 2,096 tokens, one more for each sequence."""
+    return _gpu(dice, "hybrid", dice.choice((272, 528, 1056, 2096)), 1)
+
+
+def cpu(dice: random.Random) -> Device:
+    """A pinned pool on a CPU host, one block of it kept back."""
+    end, rate, block = target(dice), dice.uniform(6e3, 120e3), dice.choice((16, 32, 128))
+    return Gpu(
+        family="cpu",
+        total=64 * GIB,
+        util=0.9,
+        resident=2 * GIB,
+        activation=0.0,
+        per_window_token=0.0,
+        rate=rate,
+        block=block,
+        state_blocks=0,
+        seqs=1,
+        graphs=0.0,
+        charged=0.0,
+        pinned=float(int(rate * (end + block))),
+        minutes=(0.8, 1.0),
+    )
+
+
+def offload(dice: random.Random) -> Device:
+    """A pool that grows faster with the window than the plan's reserve takes from the arena."""
+    end, rate, windows = target(dice), dice.uniform(6e3, 20e3), dice.choice((1, 2, 3))
+    registry = rate * dice.uniform(0.8, 1.2)
+    if windows == 1:
+        registry *= 0.6
+    slot, graphs = dice.uniform(1.2, 2.4) * MIB, dice.uniform(0.05, 0.4) * GIB
+    charged = graphs * dice.choice((0.5, 1.0, 1.5, 4.0))
+    overhead, util = dice.uniform(2, 3) * GIB, dice.choice((0.95, 0.98, 0.982))
+    non_expert, slots_min = dice.uniform(4, 8) * GIB, 1584
+    # the plan's own floor binds sometimes: then the window is what leaves too little for the arena
+    if dice.random() < 0.15:
+        planned = overhead + 30 * GIB
+        used = non_expert + 1.08 * registry * end + charged + planned + slots_min * slot
+        total = used / util
+    else:
+        # what the plan keeps for overhead and graphs beyond the real ones is what the pool can take
+        total = dice.uniform(1.2, 3) * (non_expert + 1.08 * registry * max(end, CEILING) + overhead + slots_min * slot)
+        spare = (windows * rate * 1.002 - 1.08 * registry) * end - total * (1 - util)
+        planned = overhead + graphs - charged + spare
+    return Offload(
+        family="offload",
+        total=total,
+        util=util,
+        non_expert=non_expert,
+        registry_rate=registry,
+        rate=rate,
+        windows=windows,
+        slot=slot,
+        slots_min=slots_min,
+        graphs=graphs,
+        charged=charged,
+        overhead=overhead,
+        planned=planned,
+    )
+
+
+def neuron(dice: random.Random) -> Device:
+    """A window that meets the KV check, the compiler's limit or the runtime's first."""
+    end, rate = target(dice), dice.uniform(6e3, 60e3)
+    core = dice.choice((16, 24, 36, 36)) * GIB
+    binding = dice.choice(("kv", "compile", "compile", "load"))
+    base, per_kv, extra = dice.uniform(0.2, 2) * GIB, dice.uniform(0, 0.08), dice.uniform(0.3, 1.5) * GIB
+    per_token = dice.uniform(0.15, 1.0) * rate
+    kv = rate * end * (1.0 if binding == "kv" else dice.uniform(1.1, 2.5))
+    tokens = end if binding != "kv" else end * dice.uniform(1.1, 2.5)
+    scratch = base + per_token * tokens + per_kv * kv
+    weights = dice.uniform(2, 8) * GIB
+    # the core is as large as this needs: only the sum counts for a ladder
+    core = max(float(core), weights + kv + scratch) if binding == "load" else weights + kv + scratch
+    peak = weights + kv + scratch
+    allocatable = peak + extra if binding == "load" else core + extra + dice.uniform(0.2, 3) * GIB
+    if binding == "load":
+        core = peak + dice.uniform(0.2, 3) * GIB
+    headroom_bytes = core - weights - kv
+    return Neuron(
+        family="neuron",
+        core=core,
+        weights=weights,
+        headroom=headroom_bytes,
+        minimum=min(float(GIB), kv / 2),
+        rate=rate,
+        scratch_base=base,
+        scratch_per_token=per_token,
+        scratch_per_kv=per_kv,
+        load_extra=extra,
+        allocatable=allocatable,
+        prints_numbers=dice.random() < 0.6,
+        minutes=(dice.uniform(1.5, 4), dice.uniform(4, 40), dice.uniform(1, 4)),
+    )
+
+
+def headroom(dice: random.Random) -> Device:
+    """A core of 36 GiB whose smallest headroom that passes lies anywhere from 0 to 30 GiB."""
+    core, minimum = 36.0 * GIB, 1.0 * GIB
+    kind = dice.random()
+    wanted = dice.uniform(0, SWEEP_GIB) * GIB
+    if kind < ABOVE_CEILING:
+        wanted = -dice.uniform(0.1, 3) * GIB
+    per_kv, extra = dice.uniform(0, 0.15), dice.uniform(0.3, 1.5) * GIB
+    # what is left beside weights: room for the minimum at the largest headroom that the device still allows
+    most = max(wanted, 0.0) + dice.uniform(1, 12) * GIB
+    if kind > 1 - NOTHING:
+        most = wanted - dice.uniform(0.1, 2) * GIB
+    weights = min(max(core - minimum - most, 0.5 * GIB), 30 * GIB)
+    kv = core - weights - wanted
+    by_load = dice.random() < 0.5
+    scratch = core - weights - kv - per_kv * kv
+    device = Neuron(
+        family="sweep",
+        core=core,
+        weights=weights,
+        headroom=0.0,
+        minimum=minimum,
+        rate=1024.0,
+        scratch_base=scratch - (extra + 0.5 * GIB if by_load else 0.0),
+        scratch_per_token=0.0,
+        scratch_per_kv=per_kv,
+        load_extra=extra,
+        allocatable=core - 0.5 * GIB if by_load else core + extra + dice.uniform(0.1, 2) * GIB,
+        prints_numbers=dice.random() < 0.6,
+        minutes=(dice.uniform(1.5, 4), dice.uniform(4, 40), dice.uniform(1, 4)),
+    )
+    return NeuronHeadroom(device)
