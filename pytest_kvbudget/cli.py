@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from pytest_kvbudget.plan import add_arguments  # noqa: PLC0415 - not when somebody only imports `main`
+
     parser = argparse.ArgumentParser(prog="kvbudget", description="Explain engine boots and rebuild reports.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -40,6 +42,15 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="one JSON object for programs")
     explain.add_argument("--boot", type=int, metavar="N", help="the Nth boot in the log instead of the last")
     explain.set_defaults(run=_explain)
+
+    planned = commands.add_parser(
+        "plan",
+        help="the memory terms a policy predicts before a boot",
+        description="Price a shape without an engine: named terms that sum, what is left, and what is known not to boot.",
+        epilog="exit status: 0 it fits, 1 it is refused or does not fit, 2 something that the law needs is missing",
+    )
+    add_arguments(planned)
+    planned.set_defaults(run=_plan)
 
     schema = commands.add_parser("schema", help="the JSON schema of attempt and finding records")
     schema.set_defaults(run=_schema)
@@ -68,6 +79,12 @@ def _explain(options: argparse.Namespace) -> int:
     from pytest_kvbudget.explain import run  # noqa: PLC0415 - each command loads what it needs
 
     return run(options.log, as_json=options.json, boot=options.boot, out=sys.stdout, stdin=sys.stdin.buffer)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from pytest_kvbudget.plan import run  # noqa: PLC0415 - each command loads what it needs
+
+    return run(options, out=sys.stdout)
 
 
 def _schema(options: argparse.Namespace) -> int:

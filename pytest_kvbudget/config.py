@@ -108,10 +108,10 @@ BUILT_IN_NAME: Final = "mock-r9700"
 
 
 def built_in(folder: Path) -> Config:
-    """The configuration used when there is none: a simulated R9700 whose largest window is not its ceiling.
+    """The configuration used when there is none: a simulated R9700 whose largest window is below the model's own.
 
-    Figures follow section 6 of the RDNA4 budget document in kind (weights that fill most of the card, a KV price of
-    several kB per token), not in value: the device is simulated.
+    Card, utilization and KV price are the RDNA4 budget document's; the weights are made up so that the KV check, not
+    the model, ends the ladder.
     """
     target = Target(
         backend="mock",
@@ -124,7 +124,7 @@ def built_in(folder: Path) -> Config:
             gpu_memory_utilization=0.98,
         ),
         mock=MockDevice(
-            dialect="rdna4", weights=int(26.2 * 2**30), kv_bytes_per_token=7_701, state_bytes_per_seq=2 * MIB
+            dialect="rdna4", weights=int(27.17 * GIB), kv_bytes_per_token=7_701, state_bytes_per_seq=2 * MIB
         ),
     )
     loaded = LoadedTarget(name=BUILT_IN_NAME, target=target, origin="built-in", folder=str(folder), environment={})

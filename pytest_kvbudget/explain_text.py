@@ -103,17 +103,22 @@ def headline(ledger: BootLedger, place: Place) -> str:
     """The verdict in one sentence."""
     cause = ledger.cause
     if cause is not None:
-        begin = _VERDICTS.get(ledger.outcome, "UNKNOWN in {phase}").format(phase=ledger.phase)
+        begin = _VERDICTS.get(ledger.outcome, "UNKNOWN in {phase}").format(phase=_place_of(ledger.phase))
         if ledger.outcome == "booted":
             begin = "BOOTED, BUT STUCK"
         where = f" ({place(cause.evidence[0].line)})" if cause.evidence else ""
-        who = f" [{cause.rank}]" if cause.rank and "Worker" in cause.rank else ""
+        ranks = {rank for by_rank in ledger.ranks.values() for rank in by_rank}
+        who = f" [{cause.rank}]" if cause.rank in ranks and len(ranks) > 1 else ""
         return f"{begin}{who}: {cause.sentence}{where}"
     if ledger.outcome == "booted" and ledger.phase in {Phase.READY, Phase.REQUEST}:
         return f"BOOTED: {_capacity(ledger)}"
     if ledger.outcome == "booted":
         return f"NO FAILURE in these lines; they end in {ledger.phase}, before the engine served"
     return f"UNKNOWN: the log ends in {ledger.phase}, before the engine served, and says no reason"
+
+
+def _place_of(phase: Phase) -> str:
+    return "an unknown phase" if phase is Phase.UNKNOWN else str(phase)
 
 
 def _capacity(ledger: BootLedger) -> str:
@@ -169,7 +174,10 @@ def _findings(ledger: BootLedger) -> Iterator[str]:
     if not findings:
         return
     differ = [finding for finding in findings if not finding.agrees]
-    yield f"What the figures say about each other ({len(findings) - len(differ)} of {len(findings)} agree)"
+    if not differ:
+        yield f"The figures agree with each other ({len(findings)} checked)"
+        return
+    yield f"What does not agree ({len(differ)} of {len(findings)} comparisons)"
     for finding in differ:
         worth = [size_text(finding.worth_bytes, 0.005 * GIB)] if finding.worth_bytes else []
         worth += [f"{finding.worth_tokens:,} tokens"] if finding.worth_tokens else []

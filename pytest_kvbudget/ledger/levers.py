@@ -150,9 +150,9 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
         _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no memory limit was hit"),
     ),
     "runtime_hbm_oom": (
+        _lever("tensor_parallel_size", "raise", "helps", "each core then holds less"),
         _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "programs need room beside the KV cache"),
         _lever("VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "lower", "helps", "the same in default mode"),
-        _lever("tensor_parallel_size", "raise", "helps", "each core then holds less"),
         _lever("gpu_memory_utilization", "raise", "harms", "a larger KV cache leaves less for programs"),
     ),
     "lnc_mismatch": (

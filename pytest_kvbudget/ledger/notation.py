@@ -27,8 +27,7 @@ _KINDS: Final[dict[str, str]] = {
     "bytes": r"-?[0-9]+",
     "tokens": _COUNT,
     "count": _COUNT,
-    "signed": r"[+-]?[0-9]+",
-    "signed_count": r"-?[0-9]+",
+    "signed_count": r"[+-]?[0-9]+",
     "fraction": r"[0-9]+(?:\.[0-9]+)?",
     "ratio": r"[0-9]+(?:\.[0-9]+)?",
     "percent": r"[0-9]+(?:\.[0-9]+)?",
@@ -45,7 +44,6 @@ _UNITS: Final[dict[str, Unit]] = {
     "bytes": "bytes",
     "tokens": "tokens",
     "count": "count",
-    "signed": "bytes",
     "signed_count": "count",
     "fraction": "fraction",
     "ratio": "ratio",
@@ -119,7 +117,7 @@ def read(printed: str, kind: str) -> Reading:
     unit = _UNITS[kind]
     if kind in {"word", "text"}:
         return Reading(printed, unit, 0)
-    if kind in {"bytes", "tokens", "count", "signed", "signed_count"}:
+    if kind in {"bytes", "tokens", "count", "signed_count"}:
         return Reading(int(printed.replace(",", "")), unit, 0)
     number = re.match(r"-?[0-9]+(?:\.[0-9]+)?", printed)
     assert number is not None, "every kind begins with a number"

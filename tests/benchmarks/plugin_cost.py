@@ -12,20 +12,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
 FEW: Final = 1
 MANY: Final = 101
-OURS: Final = "pytest_kvbudget.plugin"
 TEST: Final = "def test_{number}():\n    assert True\n"
 
 
 ENVIRONMENT: Final = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
     "PYTHONHASHSEED": "0",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
+OTHERS: Final = tuple(
+    option
+    for entry in entry_points(group="pytest11")
+    if entry.name != "kvbudget"
+    for option in ("-p", f"no:{entry.name}")
+)
 """Other installed plugins would only make our share look smaller."""
 
 
@@ -42,6 +47,7 @@ def instructions(folder: Path, *options: str) -> int:
             "-q",
             "-p",
             "no:cacheprovider",
+            *OTHERS,
             *options,
         ],
         cwd=folder,
@@ -61,8 +67,8 @@ def measure(number: int) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_it.py").write_text("".join(TEST.format(number=index) for index in range(number)))
-        instructions(folder, "-p", OURS)  # makes the byte code warm
-        return instructions(folder), instructions(folder, "-p", OURS)
+        instructions(folder)  # makes the byte code warm
+        return instructions(folder, "-p", "no:kvbudget"), instructions(folder)
 
 
 def main() -> int:

@@ -338,7 +338,8 @@ RUNTIME: Final = (
     Row(pattern=r"\bND \d+:NC \d+, current utilization:", needle="current utilization:", scope="rank", event="table"),
     Row(pattern=r"^\s*\|.*\bModel\s*\|", needle="Model ", scope="rank", event="head", known=False),
     Row(pattern=r"^\s*\|.*\bTOTAL\s*\|", needle="TOTAL ", scope="rank", event="head", known=False),
-    Row(pattern=r"^\s*ND \d+ (?:Overall|HBM \d+)\s*\|", needle="ND ", scope="rank", event="cells"),
+    Row(pattern=r"^\s*ND \d+ Overall\s*\|", needle=" Overall", scope="rank", event="cells"),
+    Row(pattern=r"^\s*ND \d+ HBM \d+\s*\|", needle=" HBM ", scope="rank", event="cells"),
     Row(
         pattern=r"Number of ONE TMPBUF pages requested exceeded",
         scope="rank",

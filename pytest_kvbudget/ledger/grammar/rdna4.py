@@ -73,7 +73,7 @@ BOOT: Final = (
             r"runtime overhead planned [-\d.]+ GiB, measured [-\d.]+ GiB \(\+?{plan_overhead_delta_bytes:gib_bare}(?: "
             r"GiB)?\)",
             r"KV planned {plan_kv_b_per_token:count} B/token, measured {measured_kv_b_per_token:count} B/token",
-            r"KV planned \d+ B/token, measured \d+ B/token \({kv_b_per_token_delta:signed}\)",
+            r"KV planned \d+ B/token, measured \d+ B/token \({kv_b_per_token_delta:signed_count}\)",
         ),
     ),
     Row(pattern=r"ExpertPlanError: ", scope="api", failure=Failure(failure_class="plan_refused", phase=Phase.ARGUMENT)),

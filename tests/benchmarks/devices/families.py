@@ -159,24 +159,22 @@ def offload(dice: random.Random) -> Device:
 def neuron(dice: random.Random) -> Device:
     """A window that meets the KV check, the compiler's limit or the runtime's first."""
     end, rate = target(dice), dice.uniform(6e3, 60e3)
-    core = dice.choice((16, 24, 36, 36)) * GIB
     binding = dice.choice(("kv", "compile", "compile", "load"))
     base, per_kv, extra = dice.uniform(0.2, 2) * GIB, dice.uniform(0, 0.08), dice.uniform(0.3, 1.5) * GIB
-    per_token = dice.uniform(0.15, 1.0) * rate
     kv = rate * end * (1.0 if binding == "kv" else dice.uniform(1.1, 2.5))
-    tokens = end if binding != "kv" else end * dice.uniform(1.1, 2.5)
-    scratch = base + per_token * tokens + per_kv * kv
+    tokens = end * (dice.uniform(1.1, 2.5) if binding == "kv" else 1.0)
+    per_token = dice.uniform(0.15, 1.0) * rate
     weights = dice.uniform(2, 8) * GIB
-    # the core is as large as this needs: only the sum counts for a ladder
-    core = max(float(core), weights + kv + scratch) if binding == "load" else weights + kv + scratch
-    peak = weights + kv + scratch
-    allocatable = peak + extra if binding == "load" else core + extra + dice.uniform(0.2, 3) * GIB
-    if binding == "load":
-        core = peak + dice.uniform(0.2, 3) * GIB
+    # what the programs need at the window that binds; the other limit is somewhat further away
+    peak = weights + kv + base + per_token * tokens + per_kv * kv
+    spare = dice.uniform(0.2, 3) * GIB
+    core = peak + (spare if binding == "load" else 0.0)
+    allocatable = peak + extra + (0.0 if binding == "load" else spare)
     headroom_bytes = core - weights - kv
     return Neuron(
         family="neuron",
         core=core,
+        limit=core,
         weights=weights,
         headroom=headroom_bytes,
         minimum=min(float(GIB), kv / 2),
@@ -194,31 +192,31 @@ def neuron(dice: random.Random) -> Device:
 def headroom(dice: random.Random) -> Device:
     """A core of 36 GiB whose smallest headroom that passes lies anywhere from 0 to 30 GiB."""
     core, minimum = 36.0 * GIB, 1.0 * GIB
-    kind = dice.random()
-    wanted = dice.uniform(0, SWEEP_GIB) * GIB
-    if kind < ABOVE_CEILING:
-        wanted = -dice.uniform(0.1, 3) * GIB
-    per_kv, extra = dice.uniform(0, 0.15), dice.uniform(0.3, 1.5) * GIB
-    # what is left beside weights: room for the minimum at the largest headroom that the device still allows
-    most = max(wanted, 0.0) + dice.uniform(1, 12) * GIB
+    kind, wanted = dice.random(), dice.uniform(0.1, SWEEP_GIB) * GIB
+    beyond = dice.uniform(1, 12) * GIB
     if kind > 1 - NOTHING:
-        most = wanted - dice.uniform(0.1, 2) * GIB
-    weights = min(max(core - minimum - most, 0.5 * GIB), 30 * GIB)
+        beyond = -dice.uniform(0.1, 2) * GIB
+    # the largest headroom that leaves the minimum beside the weights
+    weights = min(max(core - minimum - wanted - beyond, 0.5 * GIB), 33 * GIB)
     kv = core - weights - wanted
-    by_load = dice.random() < 0.5
-    scratch = core - weights - kv - per_kv * kv
+    extra, by_load = dice.uniform(0.3, 1.5) * GIB, wanted > 3 * GIB and dice.random() < 0.5
+    # at the headroom that just passes, programs take exactly what it reserves
+    scratch = wanted - (extra + 0.5 * GIB if by_load else 0.0)
+    per_kv = min(dice.uniform(0, 0.15), 0.8 * scratch / max(kv, 1.0)) if kv > 0 else 0.0
     device = Neuron(
         family="sweep",
         core=core,
+        # where two logical cores share a stack, one program may take more than its share
+        limit=core * 2 if kind < ABOVE_CEILING else core,
         weights=weights,
         headroom=0.0,
         minimum=minimum,
         rate=1024.0,
-        scratch_base=scratch - (extra + 0.5 * GIB if by_load else 0.0),
+        scratch_base=scratch - per_kv * max(kv, 0.0),
         scratch_per_token=0.0,
         scratch_per_kv=per_kv,
         load_extra=extra,
-        allocatable=core - 0.5 * GIB if by_load else core + extra + dice.uniform(0.1, 2) * GIB,
+        allocatable=core - 0.5 * GIB if by_load and kind >= ABOVE_CEILING else core * 2,
         prints_numbers=dice.random() < 0.6,
         minutes=(dice.uniform(1.5, 4), dice.uniform(4, 40), dice.uniform(1, 4)),
     )

@@ -15,6 +15,8 @@ class Neuron:
 
     family: str
     core: float
+    limit: float
+    """Of one program, for the compiler: the stack that the core is on."""
     weights: float
     headroom: float
     minimum: float
@@ -53,10 +55,10 @@ class Neuron:
             return Shown("kv_check_short", Phase.KV_CHECK, facts, minutes=check)
         scratch = self.scratch_base + self.scratch_per_token * value + self.scratch_per_kv * kv
         peak = self.weights + kv + scratch + extra_bytes
-        if peak > self.core:
+        if peak > self.limit:
             facts = {}
             if self.prints_numbers:
-                facts = {"peak_hbm_bytes": gib(peak), "hbm_limit_bytes": gib(self.core), "scratchpad_bytes": gib(scratch)}
+                facts = {"peak_hbm_bytes": gib(peak), "hbm_limit_bytes": gib(self.limit), "scratchpad_bytes": gib(scratch)}
             return Shown("compile_hbm_exceeded", Phase.COMPILE, facts, minutes=check + compiling / 2)
         left = self.allocatable - peak - self.load_extra
         if left < 0:
