@@ -1,4 +1,4 @@
-"""Records on disk: ``ARCHIVE/RUN/TEST/RUNG/attempt.json`` beside the complete engine log, ``finding.json`` per ladder."""
+"""Records on disk: ``ARCHIVE/RUN/TEST/RUNG/attempt.json`` beside the engine log, ``finding.json`` per ladder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -17,11 +17,7 @@ import msgspec
 from pytest_kvbudget.records import ATTEMPT_FILE, FINDING_FILE, SCHEMA_VERSION, AttemptRecord, FindingRecord, RunInfo
 
 _Record = TypeVar("_Record", AttemptRecord, FindingRecord)
-_SECRET_WORDS: Final = frozenset(
-    ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "key", "apikey")
-)
 _NAME_LIMIT: Final = 120
-REMOVED: Final = "<removed>"
 
 
 class RecordError(Exception):
@@ -41,31 +37,6 @@ def utc_now() -> datetime:
 def timestamp() -> str:
     """The current time as records write it: ISO 8601, UTC, milliseconds."""
     return utc_now().isoformat(timespec="milliseconds")
-
-
-def _is_secret(name: str) -> bool:
-    """Whether a variable or flag holds a secret, by the words of its name; ``tokens`` and ``tokenizer`` do not."""
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the values of names that look like secrets replaced."""
-    return {name: REMOVED if _is_secret(name) else value for name, value in environment.items()}
-
-
-def command_without_secrets(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The command line with the values of flags that look like secrets replaced (``--api-key X``, ``--api-key=X``)."""
-    shown: list[str] = []
-    hide_next = False
-    for word in argv:
-        flag, equals, _ = word.partition("=")
-        secret = flag.startswith("-") and _is_secret(flag)
-        if hide_next and not word.startswith("-"):
-            shown.append(REMOVED)
-        else:
-            shown.append(f"{flag}={REMOVED}" if secret and equals else word)
-        hide_next = secret and not equals
-    return tuple(shown)
 
 
 class RunArchive:

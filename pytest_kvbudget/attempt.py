@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +11,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from pytest_kvbudget.archive import RunArchive, command_without_secrets, timestamp, without_secrets
+from pytest_kvbudget.archive import RunArchive, timestamp
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device.model import MemoryProbe, ProbeError
 from pytest_kvbudget.engine.client import EngineClient
-from pytest_kvbudget.engine.ports import free_port, owned_by
 from pytest_kvbudget.engine.model import (
     Backend,
     Command,
@@ -26,12 +25,14 @@ from pytest_kvbudget.engine.model import (
     Launcher,
     LaunchError,
 )
+from pytest_kvbudget.engine.ports import free_port, owned_by
 from pytest_kvbudget.engine.reap import STATE_FILE
 from pytest_kvbudget.engine.watch import Outcome, Watch
 from pytest_kvbudget.ledger.classes import verdict_of
 from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord, MemoryReading, TargetInfo, Timings
+from pytest_kvbudget.redact import command_without_secrets, shape_without_secrets, without_secrets
 from pytest_kvbudget.search.hints import hint_from
 from pytest_kvbudget.search.model import Hint
 from pytest_kvbudget.search.pool import kv_windows_short, pool_short
@@ -105,7 +106,7 @@ class Attempt:
             rung=request.rung,
             number=request.number,
             target=target_info(loaded, backend, lease.devices),
-            shape=request.shape,
+            shape=shape_without_secrets(request.shape),
             started=timestamp(),
             verdict=Verdict.UNKNOWN,
             message=INTERRUPTED,
@@ -215,7 +216,9 @@ class Attempt:
             self._decide(*self._judge_capacity(ledger), at=outcome.at)
         else:
             if self.record.timings.boot_s is None:
-                self._timed(ended_s=self._since_launch(outcome.at))
+                # The last lines of a log may be read a moment after the death that they explain.
+                last_s = max((phase.start_s for phase in self.record.timings.phases), default=0.0)
+                self._timed(ended_s=max(last_s, self._since_launch(outcome.at)))
             verdict, cause, said = judge_end(outcome, ledger)
             if cause is not None and cause.failure_class == "kv_check_short":
                 verdict, cause, said = self._short(cause)
@@ -386,7 +389,7 @@ class Attempt:
         if self._progress is None or (phase is shown_phase and elapsed_s - shown_at < _PROGRESS_S):
             return
         self._shown = (phase, elapsed_s)
-        label = self.request.rung or self.request.shape.describe()
+        label = self.request.rung or self.record.shape.describe()
         with suppress(OSError):  # a terminal that went away is no reason to lose a boot
             self._progress(Snapshot(label=label, phase=phase, elapsed_s=elapsed_s, text=text))
 
@@ -420,7 +423,13 @@ def _line(message: str) -> str:
 
 def target_info(loaded: LoadedTarget, backend: Backend, devices: tuple[str, ...]) -> TargetInfo:
     """What records say about the target."""
-    config: Mapping[str, Any] = msgspec.to_builtins(loaded.target)
+    target = loaded.target
+    shown = msgspec.structs.replace(
+        target,
+        env=without_secrets(target.env),
+        command=None if target.command is None else command_without_secrets(target.command),
+        shape=shape_without_secrets(target.shape),
+    )
     return TargetInfo(
         name=loaded.name,
         backend=loaded.target.backend,
@@ -428,5 +437,5 @@ def target_info(loaded: LoadedTarget, backend: Backend, devices: tuple[str, ...]
         simulated=backend.simulated,
         origin=loaded.origin,
         devices=devices,
-        config={**config, "env": without_secrets(loaded.target.env)},
+        config=msgspec.to_builtins(shown),
     )

@@ -82,7 +82,7 @@ def run(paths: Sequence[str], *, as_json: bool, boot: int | None = None, out: Te
     elif ledger.family == "unknown":
         out.write(f"{NOT_OURS} ({reader.lines} lines read)\n")
     else:
-        out.write(page(ledger, Boots(boots, reader.starts, reader.times), number, source.place))
+        out.write(page(ledger, Boots(boots, reader.starts, reader.times, reader.forgotten), number, source.place))
     return exit_status(ledger)
 
 
@@ -105,7 +105,7 @@ def follow(path: str, *, out: TextIO, wait: Callable[[], bool] = _pause) -> int:
     except OSError as error:
         return _complain(out, f"cannot read {error.filename}: {error.strerror}", as_json=False)
     ledger = reader.ledger()
-    boots = Boots(reader.boots(), reader.starts, reader.times)
+    boots = Boots(reader.boots(), reader.starts, reader.times, reader.forgotten)
     known = ledger.family != "unknown"
     out.write(page(ledger, boots, len(boots.ledgers), source.place) if known else f"{NOT_OURS}\n")
     return exit_status(ledger)

@@ -68,6 +68,8 @@ class Boots(NamedTuple):
     """The first line of each."""
     times: Sequence[int | None]
     """When each began, in seconds of the day, where its lines say so."""
+    forgotten: int = 0
+    """Older boots that are not kept."""
 
 
 def page(ledger: BootLedger, boots: Boots, number: int, place: Place) -> str:
@@ -222,7 +224,8 @@ def _others(boots: Boots, number: int) -> Iterator[str]:
     ledgers, starts = boots.ledgers, boots.starts
     if len(ledgers) < 2:
         return
-    yield "Boots in this log (--boot N shows one)"
+    older = f", after {boots.forgotten:,} older ones" if boots.forgotten else ""
+    yield f"Boots in this log{older} (--boot N shows one)"
     first = 0
     for index in range(1, len(ledgers) + 1):
         if index < len(ledgers) and _same(ledgers[index], ledgers[first]):

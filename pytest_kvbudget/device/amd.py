@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from pytest_kvbudget.device.fields import decimal
 from pytest_kvbudget.device.model import ProbeError
 
 _T = TypeVar("_T")
@@ -48,7 +49,8 @@ def pick(device: str, cards: Sequence[_T], source: str, names: Iterable[str] = (
     named = dict(zip(names, cards, strict=False))
     if device in named:
         return named[device]
-    if device.isascii() and device.isdecimal() and int(device) < len(cards):
-        return cards[int(device)]
-    there = ", ".join([f"{number}" for number in range(len(cards))] + list(named)) or "none"
+    number = decimal(device)
+    if number is not None and number < len(cards):
+        return cards[number]
+    there = ", ".join([f"{position}" for position in range(len(cards))] + list(named)) or "none"
     raise ProbeError(f"{source}: no device {device!r}; expected one of {there}: check the target's devices")

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from pytest_kvbudget.device.fields import read_number, whole
+from pytest_kvbudget.device.fields import decimal, read_number, whole
 from pytest_kvbudget.device.host import HOST, read_host
 from pytest_kvbudget.device.model import DeviceMemory, ProbeError
 
@@ -170,7 +170,7 @@ def _limit(path: Path) -> int | None:
         return None
     except OSError as error:
         raise ProbeError(f"{path}: cannot be read: {error.strerror}; expected a limit") from None
-    if text == "max" or (text.isdecimal() and int(text) >= _UNLIMITED):
+    if text == "max" or (decimal(text) or 0) >= _UNLIMITED:
         return None
     return whole(text, f"{path}:")
 
@@ -182,6 +182,6 @@ def _field(path: Path, name: str) -> int | None:
         return None
     for line in lines:
         key, _, value = line.partition(" ")
-        if key == name and value.strip().isdecimal():
-            return int(value)
+        if key == name:
+            return decimal(value.strip())
     return None

@@ -14,6 +14,15 @@ _UNITS: Final = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "KIB": 2**10, "M
 _LARGEST: Final = 2**60
 """An unsigned 64-bit counter that went below zero shows near 2^64: no device has an exbibyte."""
 _LONGEST: Final = 64
+_MOST_DIGITS: Final = 40
+
+
+def decimal(text: str) -> int | None:
+    """A text of ASCII digits, not absurdly many, as a number; ``None`` for any other.
+
+    ``int`` alone takes signs, underscores and other scripts' digits, and raises for thousands of digits.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def whole(value: object, where: str, unit: str = "B") -> int:
@@ -24,8 +33,8 @@ def whole(value: object, where: str, unit: str = "B") -> int:
     """
     factor = _UNITS.get(unit.upper())
     number: int | float | None = None
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal() and len(value) < 40:
-        number = int(value)
+    if isinstance(value, str):
+        number = decimal(value.strip(" \t\r\n"))
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         number = value
     if number is None or factor is None or number * factor >= _LARGEST:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from pytest_kvbudget.device.fields import decimal
 from pytest_kvbudget.device.model import DeviceMemory, ProbeError
 
 HOST: Final = "host"
@@ -125,10 +126,11 @@ def _fields(path: Path, prefix: str) -> Mapping[str, str]:
 
 def _value(fields: Mapping[str, str], name: str, path: Path) -> int:
     text = fields.get(name, "").split()
-    if len(text) != 2 or text[1] != "kB" or not text[0].isdecimal():
+    number = decimal(text[0]) if len(text) == 2 and text[1] == "kB" else None
+    if number is None:
         shown = " ".join(text) or "nothing"
         raise ProbeError(f"{path}: {name} shows {shown!r}; expected a number of kB")
-    return int(text[0]) * _KIB
+    return number * _KIB
 
 
 class HostProbe:

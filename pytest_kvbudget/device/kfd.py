@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_kvbudget.device.fields import decimal
 from pytest_kvbudget.device.model import DeviceHolder
 
 
@@ -23,10 +24,10 @@ def kfd_holders(root: Path, card: Path) -> tuple[DeviceHolder, ...]:
         return ()
     holders = []
     for process in (kfd / "proc").glob("[0-9]*"):
-        text = _text(process / f"vram_{gpu}")
-        if process.name.isdecimal() and text.isdecimal() and int(text) > 0:
+        pid, used_bytes = decimal(process.name), decimal(_text(process / f"vram_{gpu}"))
+        if pid is not None and used_bytes:
             name = _text(Path("/proc") / process.name / "comm")
-            holders.append(DeviceHolder(pid=int(process.name), used_bytes=int(text), name=name))
+            holders.append(DeviceHolder(pid=pid, used_bytes=used_bytes, name=name))
     return tuple(sorted(holders, key=lambda holder: -(holder.used_bytes or 0)))
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_kvbudget.budget.model import BudgetInputError
 from pytest_kvbudget.budget.neuron import default_lnc, hbm_stack_bytes, logical_cores_per_stack
+from pytest_kvbudget.device.fields import decimal
 from pytest_kvbudget.device.model import ProbeError
 
 TOOL_FOLDERS: Final = ("/opt/aws/neuron/bin",)
@@ -95,7 +96,10 @@ def logical_cores(devices: Sequence[str]) -> tuple[int, ...]:
     Raises:
         ProbeError: one is no number.
     """
+    cores = []
     for device in devices:
-        if not (device.isascii() and device.isdecimal()):
+        core = decimal(device)
+        if core is None:
             raise ProbeError(f"Neuron: device {device!r} is no logical core; expected numbers from 0")
-    return tuple(int(device) for device in devices)
+        cores.append(core)
+    return tuple(cores)

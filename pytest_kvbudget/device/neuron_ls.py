@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from pytest_kvbudget.device.command import DEADLINE_S, json_in, run_tool
-from pytest_kvbudget.device.fields import index, rows, whole
+from pytest_kvbudget.device.fields import decimal, index, rows, whole
 from pytest_kvbudget.device.model import DeviceHolder, ProbeError
 
 SOURCE: Final = "neuron-ls"
@@ -41,7 +41,6 @@ def parse_devices(text: str) -> tuple[NeuronDevice, ...]:
         listed = entry.get("neuroncore_ids")
         # Older tools do not number the cores: they run through the devices in order.
         cores = listed if isinstance(listed, list) and listed else range(number * count, (number + 1) * count)
-        node = str(entry.get("numa_node", "")).strip()
         found.append(
             NeuronDevice(
                 number=number,
@@ -53,7 +52,7 @@ def parse_devices(text: str) -> tuple[NeuronDevice, ...]:
                     for row in rows(entry.get("neuron_processes") or [], f"{where} neuron_processes")
                 ),
                 # A host without NUMA shows "-1".
-                numa_node=int(node) if node.isascii() and node.isdecimal() else None,
+                numa_node=decimal(str(entry.get("numa_node", "")).strip()),
             )
         )
     if not found:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from pytest_kvbudget.device.command import DEADLINE_S, run_tool
-from pytest_kvbudget.device.fields import checked, index, whole
+from pytest_kvbudget.device.fields import checked, decimal, index, whole
 from pytest_kvbudget.device.model import DeviceHolder, DeviceMemory, ProbeError
 
 SOURCE: Final = "nvidia-smi"
@@ -56,7 +56,11 @@ class NvidiaGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 def _rows(text: str, fields: Sequence[str]) -> list[dict[str, str]]:
     found = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+    try:
+        parsed = list(csv.reader(text.splitlines(), skipinitialspace=True))
+    except csv.Error as error:
+        raise ProbeError(f"nvidia-smi: printed no CSV ({error}); expected {', '.join(fields)}") from None
+    for row in parsed:
         if len(row) == len(fields):
             found.append({name: value.strip() for name, value in zip(fields, row, strict=True)})
         elif any(value.strip() for value in row):
@@ -108,8 +112,9 @@ def find_gpu(device: str, gpus: Mapping[int, str], source: str) -> int:
     Raises:
         ProbeError: there is none, or more than one.
     """
-    if device.isascii() and device.isdecimal() and int(device) in gpus:
-        return int(device)
+    ordinal = decimal(device)
+    if ordinal is not None and ordinal in gpus:
+        return ordinal
     begins = [number for number, uuid in gpus.items() if device.startswith("GPU-") and uuid.startswith(device)]
     if len(begins) == 1:
         return begins[0]

@@ -17,9 +17,11 @@ SOURCE: Final = "rocm-smi"
 _LIMITS: Final = f"one reading takes the tool about a second; {UNCHECKED_ORDER}"
 _TOTAL: Final = "VRAM Total Memory (B)"
 _USED: Final = "VRAM Total Used Memory (B)"
-_CARD = re.compile(r"card(\d+)", re.ASCII)
-_TEXT = re.compile(r"\s*GPU\[(?P<number>\d+)\]\s*:\s*(?P<label>VRAM Total (?:Used )?Memory \(B\)):\s*(?P<value>.*?)\s*")
-_PROCESS = re.compile(r"PID(\d+)", re.ASCII)
+_CARD = re.compile(r"card(\d{1,6})", re.ASCII)
+_TEXT = re.compile(
+    r"\s*GPU\[(?P<number>[0-9]{1,6})\]\s*:\s*(?P<label>VRAM Total (?:Used )?Memory \(B\)):\s*(?P<value>.*?)\s*"
+)
+_PROCESS = re.compile(r"PID(\d{1,10})", re.ASCII)
 
 
 def parse_memory(text: str) -> dict[int, Vram]:
@@ -66,8 +68,12 @@ def _from_csv(text: str) -> dict[int, dict[str, object]]:
     head = next((number for number, line in enumerate(lines) if line.startswith("device,") and _TOTAL in line), None)
     if head is None:
         return {}
+    try:
+        parsed = list(csv.DictReader(lines[head:]))
+    except csv.Error as error:
+        raise ProbeError(f"rocm-smi: printed no CSV ({error}); expected {_TOTAL} and {_USED}") from None
     found: dict[int, dict[str, object]] = {}
-    for row in csv.DictReader(lines[head:]):
+    for row in parsed:
         match = _CARD.fullmatch(row.get("device") or "")
         if match is not None:
             found[int(match[1])] = {name: value for name, value in row.items() if isinstance(name, str)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_kvbudget.device.amd import UNCHECKED_ORDER, AmdGpu, discrete
-from pytest_kvbudget.device.fields import read_number
+from pytest_kvbudget.device.fields import decimal, read_number
 from pytest_kvbudget.device.kfd import kfd_holders
 from pytest_kvbudget.device.model import DeviceHolder, DeviceMemory, ProbeError
 
@@ -101,9 +101,9 @@ class AmdSysfsProbe:
             at = [card for card in cards if card.resolve().name.lower() == self._addresses[device]]
             if at:
                 return at[0]
-        elif not self._addresses and device.isdecimal() and int(device) < len(cards):
-            return cards[int(device)]
-        there = ", ".join(f"{number} ({name})" for number, name in enumerate(names)) or "none"
+        elif not self._addresses and (number := decimal(device)) is not None and number < len(cards):
+            return cards[number]
+        there = ", ".join(f"{position} ({name})" for position, name in enumerate(names)) or "none"
         raise ProbeError(
             f"{self._root}/class/drm: no AMD card {device!r}; expected one of {there}: check the target's devices"
         )

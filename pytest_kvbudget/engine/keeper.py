@@ -323,7 +323,6 @@ class Keeper:
             "owner": _identity(*self._order.owner),
             "keeper": _identity(os.getpid(), start_ticks(os.getpid()) or 0),
             "root": None if root is None else _identity(root.pid, root.start_ticks),
-            "argv": [os.fsdecode(argument) for argument in self._order.argv],
             "left": self._owner.left,
             "gone": self._none_left,
             "processes": [{**_identity(pid, ticks), "title": name} for pid, ticks, name in seen],

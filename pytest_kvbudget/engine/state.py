@@ -31,7 +31,6 @@ class KeeperState(msgspec.Struct, frozen=True, kw_only=True):
     owner: Identity
     keeper: Identity
     root: Identity | None
-    argv: tuple[str, ...]
     left: bool
     """Handed over: not ours any more, whatever happens."""
     gone: bool

@@ -27,6 +27,7 @@ WRAPPED_LINES: Final = 6
 TABLE_LINES: Final = 40
 """Lines after an allocation failure that may still be its table."""
 MOST_FAILURES: Final = 256
+"""Failure lines kept, one per wording and process; of more than that, those that the engine outlived are forgotten."""
 
 _EXCEPTION = re.compile(
     r"^(?:\[?\w*\]?:? ?)(?:[a-z_][\w]*\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s(?P<message>.*))?$"
@@ -313,11 +314,13 @@ class BootState:
             readings=readings,
         )
         for position, known in enumerate(self.failures):
-            if known.row is row and known.process == process and row is not None:
+            if known.row is row and known.process == process:
                 if known.survived:
                     self.failures[position] = seen
                     return seen
                 return None
+        if len(self.failures) >= MOST_FAILURES:
+            self.failures = [known for known in self.failures if not known.survived]
         if len(self.failures) < MOST_FAILURES:
             self.failures.append(seen)
             return seen

@@ -17,6 +17,8 @@ from pytest_kvbudget.ledger.prefix import clean
 from pytest_kvbudget.ledger.scan import Kind, Scanner
 from pytest_kvbudget.verdict import Phase
 
+MOST_BOOTS = 1000
+"""Earlier boots of a stream that are kept."""
 LONGEST_LAST_LINE = 400
 """Characters kept of the last line."""
 
@@ -78,6 +80,8 @@ class LedgerReader:
         self._cutter = Cutter()
         self._state = self._new_state()
         self._earlier: list[BootLedger] = []
+        self.forgotten: int = 0
+        """Boots at the beginning of the stream that are not kept: beyond `MOST_BOOTS`, the oldest go."""
         self._starts = [1]
         self._times: list[int | None] = [None]
         self._last_piece = b""
@@ -119,7 +123,7 @@ class LedgerReader:
         return assemble(self._state, self._splitter.lines - self._starts[-1] + 1)
 
     def boots(self) -> tuple[BootLedger, ...]:
-        """Every boot of the stream, oldest first; the last one is `ledger`."""
+        """The boots of the stream, oldest first, less the `forgotten` ones; the last one is `ledger`."""
         return (*self._earlier, self.ledger())
 
     @property
@@ -129,12 +133,12 @@ class LedgerReader:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The first line of every boot of the stream."""
+        """The first line of every boot in `boots`."""
         return tuple(self._starts)
 
     @property
     def times(self) -> tuple[int | None, ...]:
-        """When every boot of the stream began, in seconds of the day, where its lines say so."""
+        """When every boot in `boots` began, in seconds of the day, where its lines say so."""
         return tuple(self._times)
 
     @property
@@ -229,6 +233,9 @@ class LedgerReader:
                 self._earlier.append(assemble(self._state, line - self._starts[-1]))
                 self._starts.append(line)
                 self._times.append(None)
+                if len(self._earlier) > MOST_BOOTS:
+                    self.forgotten += 1
+                    del self._earlier[0], self._starts[0], self._times[0]
                 self._state = self._new_state()
             if self._times[-1] is None:
                 self._times[-1] = _time_of_day(piece)

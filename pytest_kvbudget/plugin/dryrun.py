@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_kvbudget.archive import command_without_secrets, without_secrets
 from pytest_kvbudget.attempt import target_info
 from pytest_kvbudget.climb import Climb, SpecError
 from pytest_kvbudget.config import ConfigError
@@ -15,6 +14,7 @@ from pytest_kvbudget.plugin.checks import ladder_of
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.wording import described
 from pytest_kvbudget.pool import PoolError
+from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.shape import Shape
 
 

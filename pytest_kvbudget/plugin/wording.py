@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from pytest_kvbudget.archive import without_secrets
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord
+from pytest_kvbudget.redact import shape_without_secrets
 from pytest_kvbudget.report.text import attempt_lines
 from pytest_kvbudget.shape import Shape
 
@@ -52,4 +50,4 @@ def verdict_detail(record: AttemptRecord) -> str:
 
 def described(shape: Shape) -> str:
     """A shape in one line, secrets of its environment removed."""
-    return msgspec.structs.replace(shape, env=without_secrets(shape.env)).describe() or "the engine's defaults"
+    return shape_without_secrets(shape).describe() or "the engine's defaults"

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.model import Cause, Effect, Lever
 
-_VERBS: Final = {"raise": "raise", "lower": "lower", "clean": "clean up", "none": "leave"}
+_VERBS: Final = {"raise": "raise", "lower": "lower", "clean": "clean up"}
 
 
 class LeverGroup(NamedTuple):
@@ -33,8 +33,9 @@ def grouped(cause: Cause | None) -> tuple[LeverGroup, ...]:
 
 
 def wording(lever: Lever) -> str:
-    """``"lower max_model_len"``."""
-    return f"{_VERBS[lever.direction]} {lever.name}"
+    """``"lower max_model_len"``; a lever that has no direction is changed where that helps, else left alone."""
+    verb = _VERBS.get(lever.direction) or ("change" if lever.effect == "helps" else "leave")
+    return f"{verb} {lever.name}"
 
 
 def arrow(lever: Lever) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 from pytest_kvbudget.records import AttemptRecord, FindingRecord
@@ -23,6 +24,8 @@ FIGURES: Final = 3
 """Deciding numbers in a boot's line; its page has all."""
 SIMULATED: Final = "SIMULATED DEVICE: no number here was measured on hardware"
 _WIDTH: Final = 9
+COLUMNS: Final = 110
+"""Longest line of running text; figures and log lines are never broken."""
 
 
 def attempt_lines(record: AttemptRecord, log_tail: Sequence[str] = (), *, where: Path | None = None) -> list[str]:
@@ -107,7 +110,7 @@ def _finding(record: FindingRecord, attempts: Sequence[AttemptRecord], where: Pa
     verdicts = max((len(boot.mark.word) for boot in history), default=0)
     for boot, value in zip(history, values, strict=True):
         yield one_line_kept(f"  {boot.number:>2}  {value:>{width}}  {boot.mark.word:<{verdicts}}  {_boot(boot)}")
-    yield _line("proof", proof(finding, simulated=record.target.simulated))
+    yield from _wrapped("proof", proof(finding, simulated=record.target.simulated))
     if finding.bounded_by is not None and not finding.bounded_by.by_gate:
         # the axis itself is what was searched: to lower it is no way to a larger value of it
         helpful = (group for group in levers.grouped(finding.bounded_by) if group.effect == "helps")
@@ -132,6 +135,11 @@ def _boot(boot: Boot) -> str:
 
 def _line(label: str, text: str) -> str:
     return f"  {label:<{_WIDTH}} {one_line(text)}".rstrip()
+
+
+def _wrapped(label: str, text: str) -> Iterator[str]:
+    for index, part in enumerate(wrap(one_line(text), COLUMNS - _WIDTH - 3)):
+        yield _line("" if index else label, part)
 
 
 def one_line_kept(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from pytest_kvbudget.budget.neuron import MINIMUM_KV_BYTES
 from pytest_kvbudget.search.knobs import TICKS
 from pytest_kvbudget.search.model import Hint, Limit
 
@@ -75,7 +76,7 @@ def sweep_hint_from(
     found = [
         _compile_limit(ledger, rate, at_least=True),
         _device_limit(ledger, rate, free_bytes),
-        _minimum_limit(ledger),
+        _minimum_limit(ledger, knob, shape),
         _kv_limit(ledger, knob.name, shape, windows, scaled=False) if window else None,
     ]
     return Hint(
@@ -114,19 +115,24 @@ def _scratch_rate(ledger: BootLedger, axis: str, shape: Shape) -> float | None:
     return float(scratch.value) / shape.max_model_len
 
 
-def _minimum_limit(ledger: BootLedger) -> Limit | None:
-    """A KV budget against the minimum that the engine tests."""
+def _minimum_limit(ledger: BootLedger, knob: Knob, shape: Shape) -> Limit | None:
+    """A KV budget against the minimum that the engine tests.
+
+    In headroom mode the budget comes from its terms: the engine prints no less than zero (Neuron document, section 3,
+    ``maximum_headroom``).
+    """
     least = _fact(ledger, "min_kv_bytes")
     budget = _fact(ledger, "effective_kv_bytes") or _fact(ledger, "available_kv_bytes")
-    if least is None or budget is None:
+    core, weights = _fact(ledger, "total_bytes"), _fact(ledger, "weights_bytes")
+    minimum, blur = (float(MINIMUM_KV_BYTES), 0.0) if least is None else (float(least.value), least.precision)
+    if knob.name == "reserved_headroom" and core is not None and weights is not None and shape.reserved_headroom:
+        left = float(core.value) - float(weights.value) - shape.reserved_headroom
+        return Limit(
+            name=KV_LIMIT, margin_bytes=left - minimum, precision_bytes=core.precision + weights.precision + blur
+        )
+    if least is None or budget is None or float(budget.value) <= 0:
         return None
-    return Limit(
-        name=KV_LIMIT,
-        margin_bytes=float(budget.value) - float(least.value),
-        precision_bytes=budget.precision + least.precision,
-        # the engine prints no less than zero
-        at_least=float(budget.value) <= 0,
-    )
+    return Limit(name=KV_LIMIT, margin_bytes=float(budget.value) - minimum, precision_bytes=budget.precision + blur)
 
 
 def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scaled: bool) -> Limit | None:
@@ -145,7 +151,12 @@ def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scal
         blur = have_blur + windows * needed.precision * min(1.0, have / need)
         rate = need / window if by_window else None
         return Limit(
-            name=KV_LIMIT, margin_bytes=have - need, bytes_per_unit=rate, precision_bytes=blur, exact=have_blur == 0
+            name=KV_LIMIT,
+            margin_bytes=have - need,
+            bytes_per_unit=rate,
+            precision_bytes=blur,
+            exact=have_blur == 0,
+            loose=_compiles(ledger),
         )
     capacity = _capacity_tokens(ledger, window)
     if capacity is None or scaled:
@@ -158,7 +169,13 @@ def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scal
         bytes_per_unit=windows * per_token if by_window else None,
         precision_bytes=blur_tokens * per_token,
         exact=have_blur == 0,
+        loose=_compiles(ledger),
     )
+
+
+def _compiles(ledger: BootLedger) -> bool:
+    """What the engine compiles and loads has limits of its own, which it states only when they are hit."""
+    return ledger.family == "neuron"
 
 
 def _capacity_tokens(ledger: BootLedger, window: int | None) -> tuple[float, float] | None:

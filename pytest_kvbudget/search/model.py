@@ -70,6 +70,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """Half a unit of the last digit printed."""
     at_least: bool = False
     """The deficit is only a lower bound: one allocation did not fit, and more would have followed."""
+    loose: bool = False
+    """Limits that this engine states nothing about when it serves may be hit first: what it compiles and loads."""
     exact: bool = False
     """Arithmetic on pinned numbers, which comes out the same on every boot: noise does not move it."""
 

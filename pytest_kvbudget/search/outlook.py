@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pytest_kvbudget.verdict import Phase
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -27,9 +29,15 @@ AGE_WEIGHT: Final = 0.6
 NARROW_QUANTA: Final = 0.5
 """Least spread of a prediction, in quanta."""
 
+TRUST: Final = 0.8
+"""What is left of the belief in hints after each boot all of whose predictions were refuted."""
+LOOSE_SHARE: Final = 0.5
+"""Of a prediction's weight on anything below it, where limits that are not stated may be hit first."""
 PRIOR_SPREAD: Final = 0.5
 """Scale of a plan's or an archive's value, as a share of what it may be off."""
 
+PHASE_LIMITS: Final = {Phase.KV_CHECK: "kv_check", Phase.COMPILE: "compile"}
+"""The limit that a phase tests; every later one meets the device's memory."""
 SAME_LIMIT_QUANTA: Final = 1.0
 """How far apart, in quanta, figures may be that mean the same limit."""
 
@@ -46,6 +54,10 @@ class Prediction:
     """What it may be off because it was measured elsewhere, in the axis' unit."""
     at_most: bool = False
     """The boundary is at or below it."""
+    loose: bool = False
+    """Limits that the engine does not state may be hit first."""
+    name: str = ""
+    """The limit that it is about."""
 
     @property
     def off(self) -> float:
@@ -60,9 +72,17 @@ class Guess:
     centre: float
     scale: float
     weight: float
+    below: bool = False
+    """Only the half below the centre: one limit's boundary is the device's at most."""
+    flat: bool = False
+    """Anything from the centre down by the scale is as likely."""
 
     def above(self, value: float) -> float:
         """Chance that the boundary is at or above ``value``."""
+        if self.flat:
+            return min(max((self.centre - value) / self.scale, 0.0), 1.0)
+        if self.below:
+            return 2 * math.atan(max(self.centre - value, 0.0) / self.scale) / math.pi
         return 0.5 - math.atan((value - self.centre) / self.scale) / math.pi
 
 
@@ -77,18 +97,22 @@ class Outlook:
     def of(cls, axis: Axis, history: Sequence[Trial], bracket: Bracket, prior: Prior | None = None) -> Outlook:
         """The outlook after ``history``; hints that a verdict refuted, or that are no numbers, are left out."""
         told: list[tuple[Prediction, float]] = []
-        weight = 1.0
+        weight, refuted = 1.0, 0
+        failed = _failed_limit(axis, history, bracket)
         for seen in range(len(history), 0, -1):
-            found = [item for item in _predictions(axis, history[:seen]) if _possible(axis, bracket, item)]
-            told += [(item, weight / len(found)) for item in found]
+            found = list(_predictions(axis, history[:seen]))
+            kept = [item for item in found if _possible(axis, bracket, item, failed)]
+            refuted += bool(found) and not kept
+            told += [(item, weight / len(kept)) for item in kept]
             weight *= AGE_WEIGHT
-        told += [(item, weight) for item in _by_prior(axis, prior) if _possible(axis, bracket, item)]
-        kept = [(item, weight) for item, weight in told if not any(_refines(other, item) for other, _ in told)]
+        told += [(item, weight) for item in _by_prior(axis, prior) if _possible(axis, bracket, item, failed)]
+        sure = [(item, weight) for item, weight in told if not any(_refines(other, item) for other, _ in told)]
         exact = [item.value for item, _ in told if item.spread < axis.quantum]
-        guesses = [guess for item, weight in kept for guess in _guesses(axis, _smallest(axis, item, exact), weight)]
+        guesses = [guess for item, weight in sure for guess in _guesses(axis, _smallest(axis, item, exact), weight)]
         total = sum(guess.weight for guess in guesses)
-        scale = (1 - NO_HINT_WEIGHT) / total if total else 0.0
-        return cls(axis, tuple(Guess(g.centre, g.scale, g.weight * scale) for g in guesses))
+        believed = (1 - NO_HINT_WEIGHT) * TRUST**refuted
+        scale = believed / total if total else 0.0
+        return cls(axis, tuple(replace(guess, weight=guess.weight * scale) for guess in guesses))
 
     def above(self, value: float) -> float:
         """Chance that the boundary is at or above ``value``."""
@@ -102,16 +126,20 @@ class Outlook:
 def _guesses(axis: Axis, item: Prediction, weight: float) -> Iterator[Guess]:
     least = NARROW_QUANTA * axis.quantum
     wide = item.off + least
-    if item.at_most:
-        yield Guess(item.value - wide, wide, weight)
+    if item.at_most or not math.isfinite(item.value):
+        yield Guess(item.value, wide, weight, below=True)
         return
-    centre = item.value
-    index = axis.index_at_or_below(centre) if math.isfinite(centre) else -1
+    if item.loose:
+        yield Guess(item.value, max(item.value - axis.floor, axis.quantum), weight * LOOSE_SHARE, flat=True)
+        weight *= 1 - LOOSE_SHARE
+    index = axis.index_at_or_below(item.value)
     if item.spread < axis.quantum / 2 and index >= 0:
         # the answer is a rung, and every value up to the next rung means the same one
-        centre = axis.value(index) + axis.quantum / 2
-    yield Guess(centre, max(item.spread, least), weight * NARROW_SHARE)
-    yield Guess(centre, wide, weight * (1 - NARROW_SHARE))
+        top = axis.value(index) + axis.quantum
+        yield Guess(top, max(item.spread, least), weight * NARROW_SHARE, below=True)
+    else:
+        yield Guess(item.value, max(item.spread, least), weight * NARROW_SHARE)
+    yield Guess(item.value, wide, weight * (1 - NARROW_SHARE))
 
 
 def _by_prior(axis: Axis, prior: Prior | None) -> Iterator[Prediction]:
@@ -135,12 +163,27 @@ def _smallest(axis: Axis, item: Prediction, exact: Sequence[float]) -> Predictio
     return replace(item, value=min(close, default=item.value))
 
 
-def _possible(axis: Axis, bracket: Bracket, item: Prediction) -> bool:
-    """A verdict does not refute the prediction by more than it may be off."""
+def _failed_limit(axis: Axis, history: Sequence[Trial], bracket: Bracket) -> str | None:
+    """Which limit the bracket's upper end failed for; ``None`` where it is open or does not say."""
+    if bracket.high >= len(axis):
+        return None
+    value = axis.value(bracket.high)
+    cause = next((trial.cause for trial in history if trial.value == value and not trial.passed), None)
+    if cause is None or cause.by_gate or cause.phase is Phase.UNKNOWN:
+        return None
+    return PHASE_LIMITS.get(cause.phase, "device_memory")
+
+
+def _possible(axis: Axis, bracket: Bracket, item: Prediction, failed: str | None) -> bool:
+    """A verdict does not refute the prediction by more than it may be off, and what failed below it was that limit."""
     slack = item.off + axis.quantum
     if bracket.low >= 0 and item.value + slack < axis.value(bracket.low):
         return False
-    return bracket.high == len(axis) or item.value - slack < axis.value(bracket.high)
+    if bracket.high == len(axis):
+        return True
+    # another limit that was hit below an exact one leaves that one nothing to say
+    other = item.name and failed is not None and item.name != failed
+    return item.value - (item.off if other else slack) < axis.value(bracket.high)
 
 
 def _predictions(axis: Axis, history: Sequence[Trial]) -> Iterator[Prediction]:
@@ -152,9 +195,10 @@ def _predictions(axis: Axis, history: Sequence[Trial]) -> Iterator[Prediction]:
     if standing:
         yield min(standing, key=lambda item: item.value)
     estimate = last.hint.estimate
-    if estimate is not None and (estimate >= last.value) == last.passed:
-        value = min(max(estimate, 0), 2 * axis.ceiling)
-        yield Prediction(value, 0.0, RATE_ERROR * abs(value - last.value))
+    if estimate is not None and estimate > 0 and (estimate >= last.value) == last.passed:
+        value = min(estimate, 2 * axis.ceiling)
+        loose = any(limit.loose for limit in last.hint.limits)
+        yield Prediction(value, 0.0, RATE_ERROR * abs(value - last.value), loose=loose, name="kv_check")
 
 
 def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Prediction | None:
@@ -175,6 +219,7 @@ def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Pre
         if other.name == limit.name and _usable(other) and earlier.value != last.value
     )
     found += [item for item in lines if item is not None]
+    found = [replace(item, loose=limit.loose, name=limit.name) for item in found]
     within = [kept for item in found if (kept := _within(axis, item)) is not None]
     return min(within, key=lambda item: item.off, default=None)
 

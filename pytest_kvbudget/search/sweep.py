@@ -100,6 +100,7 @@ class Sweep:
         self._short: dict[int, Trial] = {}
         """Values that failed for the opposite reason."""
         self._passed: dict[int, Trial] = {}
+        self._booted: dict[int, Trial] = {}
         self._stop: str | None = None
         self._coarse: Finding | None = None
         ends = sorted((self._mirror(lowest), self._mirror(highest)))
@@ -127,6 +128,7 @@ class Sweep:
         seen = msgspec.structs.replace(trial, value=self._mirror(trial.value), hint=self._seen_hint(trial.hint))
         short = trial.verdict is Verdict.FAIL and side == self.knob.other_side
         self._ladder.tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=_BEYOND) if short else seen)
+        self._booted[trial.value] = trial
         if short:
             self._short[trial.value] = trial
         elif trial.passed:
@@ -185,11 +187,11 @@ class Sweep:
         """The ladder's value below which the opposite failure is expected, by arithmetic and by what boots stated."""
         edges: list[float] = [] if self._maximum is None else [self._mirror(self._maximum)]
         other = OTHER_SIDE_LIMITS[self.knob.ends_at]
-        for trial in (*self._passed.values(), *self._short.values()):
+        for value, trial in self._booted.items():
             for limit in trial.hint.limits:
-                rate = limit.bytes_per_unit
-                if limit.name in other and rate is not None and rate > 0 and (limit.margin_bytes < 0) != trial.passed:
-                    edges.append(self._mirror(trial.value) - limit.margin_bytes / rate)
+                rate, short = limit.bytes_per_unit, value in self._short
+                if limit.name in other and rate is not None and rate > 0 and (limit.margin_bytes < 0) == short:
+                    edges.append(self._mirror(value) - limit.margin_bytes / rate)
         return max(edges, default=None)
 
     # -- the search

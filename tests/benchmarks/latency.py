@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_kvbudget.archive import RunArchive, new_run_id
-from pytest_kvbudget.attempt import BootRequest
+from pytest_kvbudget.attempt import BootRequest, Snapshot
 from pytest_kvbudget.config import Limits, LoadedTarget, Target
 from pytest_kvbudget.engine.health import Health, free_port, probe
 from pytest_kvbudget.mock.spec import Faults, MockDevice
@@ -59,7 +59,11 @@ def death_to_verdict(folder: Path) -> list[float]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(attempt._process.root_pid, 9)
 
-        pool._progress = lambda shown, hanging=hanging: shown.phase in LATE and hanging.set()
+        def show_progress(shown: Snapshot, hanging: threading.Event = hanging) -> None:
+            if shown.phase in LATE:
+                hanging.set()
+
+        pool._progress = show_progress
         thread = threading.Thread(target=kill)
         thread.start()
         attempt = pool.boot(BootRequest(test="death", shape=SHAPE))

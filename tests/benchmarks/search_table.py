@@ -231,7 +231,9 @@ def main(devices: int = 1000) -> int:
 
 def ladder_rows(table: Table, subjects: dict[str, list[Case]], ends: dict[str, float]) -> list[str]:
     """Boots by family, strategy and what is known beforehand."""
-    print(f"{'boots':10}" + "".join(f"{name:>9}" for name in (*FAMILIES, "p95", "neuron95", "most", "minutes", "wrong")))
+    print(
+        f"{'boots':10}" + "".join(f"{name:>9}" for name in (*FAMILIES, "p95", "neuron95", "most", "minutes", "wrong"))
+    )
     wrong = []
     ways: dict[str, Callable[[Case], Strategy]] = {
         "cold": lambda _: Predict(),

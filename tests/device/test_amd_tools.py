@@ -64,6 +64,7 @@ def test_rocm_smi_holders_of_a_single_gpu_have_their_bytes(tools: Tools) -> None
         ("[]", "expected an object"),
         ("GPU[0]\t\t: VRAM Total Used Memory (B): 27856896\n", "Total Memory .B. shows None"),
         ("device,VRAM Total Memory (B),VRAM Total Used Memory (B)\ncard0,34208743424\n", "shows None"),
+        ("device,VRAM Total Memory (B),VRAM Total Used Memory (B)\ncard0," + "1" * 200_000, "printed no CSV"),
     ],
 )
 def test_what_rocm_smi_may_print_that_is_no_reading(tools: Tools, output: str, match: str) -> None:

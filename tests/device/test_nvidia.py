@@ -55,6 +55,7 @@ def test_unknown_or_ambiguous_device_is_named_with_what_there_is(tools: Tools, d
         ("0, GPU-a, 81559, 0\n", "expected index, uuid"),
         ("0, GPU-a, 100, 90, 90\n", "expected parts of a total"),
         ("0, GPU-a, 0, 0, 0\n", "expected part of a total"),
+        ("x" * 200_000, "printed no CSV"),
     ],
 )
 def test_what_is_no_reading(tools: Tools, output: str, match: str) -> None:

@@ -938,3 +938,15 @@ def test_an_exception_that_ends_a_serving_engine_is_a_death() -> None:
         E + "EngineCore encountered a fatal error.",
     )
     assert (ledger.outcome, ledger.failure_class) == ("died_after_boot", "engine_exception")
+
+
+def test_thousands_of_outlived_exceptions_do_not_hide_the_death() -> None:
+    lines = ["INFO:     Application startup complete."]
+    for number in range(1000):
+        lines += [
+            f"(ApiWorker pid={number}) Traceback (most recent call last):",
+            f"(ApiWorker pid={number}) ValueError: bad request {number}",
+            'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK',
+        ]
+    ledger = read(*lines, *frames("execute_model"), WE + OOM, E + "EngineCore encountered a fatal error.")
+    assert (ledger.outcome, ledger.failure_class) == ("died_after_boot", "request_oom")

@@ -13,7 +13,7 @@ from pytest_kvbudget.ledger.grammar.model import Row
 from pytest_kvbudget.ledger.lines import HEAD_BYTES, TAIL_BYTES, LineSplitter
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.ledger.notation import NotationError
-from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.ledger.reader import MOST_BOOTS, LedgerReader
 from pytest_kvbudget.verdict import Phase, Provenance
 from tests.ledger.support import DATA, GIB, read, read_bytes
 
@@ -174,6 +174,16 @@ def test_a_crash_loop_is_many_boots_and_no_value_crosses() -> None:
     assert boots[0].get("kv_tokens") == 51200
     assert "kv_tokens" not in boots[2].facts
     assert boots[-1] == reader.ledger()
+
+
+def test_a_crash_loop_without_end_keeps_its_last_boots() -> None:
+    reader = LedgerReader()
+    line = "(APIServer pid={0}) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0\n(Worker_TP0 pid=9{0}) INFO [a] x\n"
+    for number in range(1, MOST_BOOTS + 11):
+        reader.feed(line.format(number).encode())
+    assert len(reader.boots()) == MOST_BOOTS + 1
+    assert reader.forgotten == 9
+    assert reader.starts[0] == 2 * 9 + 1
 
 
 def test_late_lines_of_an_earlier_boot_are_not_read_as_the_next() -> None:

@@ -88,7 +88,7 @@ FAILURES: Final = (
         failure=_fails("ggml_oom"),
     ),
     Row(
-        pattern=r"failed to allocate (?P<buffer>\w+) buffer of size {tried_alloc_bytes:bytes}",
+        pattern=r"failed to allocate \w+ buffer of size {tried_alloc_bytes:bytes}",
         needle=" buffer of size ",
         failure=_fails("ggml_oom"),
     ),

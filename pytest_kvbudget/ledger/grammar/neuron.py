@@ -188,7 +188,7 @@ COMPILER: Final = (
         ),
     ),
     Row(
-        pattern=r"\b(?P<any>NCC_EVRF009)\b",
+        pattern=r"\bNCC_EVRF009\b",
         needle="NCC_EVRF009",
         scope="rank",
         failure=_fails("compile_hbm_exceeded", Phase.COMPILE),

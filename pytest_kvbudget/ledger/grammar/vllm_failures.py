@@ -200,7 +200,7 @@ ARGUMENT: Final = (
 
 WORKERS: Final = (
     Row(
-        pattern=r"Free memory on device (?:(?P<kind>cuda|hip|xpu|musa):{device:count} )?"
+        pattern=r"Free memory on device (?:(?:cuda|hip|xpu|musa):{device:count} )?"
         r"\({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less",
         scope="rank",
         failure=_fails("startup_free", Phase.WORKER_INIT),

@@ -216,7 +216,9 @@ def headroom(dice: random.Random) -> Device:
         scratch_per_token=0.0,
         scratch_per_kv=per_kv,
         load_extra=extra,
-        allocatable=core - 0.5 * GIB if by_load and kind >= ABOVE_CEILING else core * 2,
+        allocatable=core - 0.5 * GIB
+        if by_load and kind >= ABOVE_CEILING
+        else core + extra + dice.uniform(0.1, 2) * GIB,
         prints_numbers=dice.random() < 0.6,
         minutes=(dice.uniform(1.5, 4), dice.uniform(4, 40), dice.uniform(1, 4)),
     )

@@ -44,7 +44,9 @@ class Neuron:
         """KV check, compile, load."""
         check, compiling, loading = self.minutes
         kv = max(self.core - self.weights - self.headroom, 0.0)
-        budget = {"effective_kv_bytes": gib(kv), "min_kv_bytes": gib(self.minimum)}
+        # the startup log states the core, the weights, the headroom and what is left
+        start = {"total_bytes": gib(self.core), "weights_bytes": gib(self.weights)}
+        budget = {"effective_kv_bytes": gib(kv), "min_kv_bytes": gib(self.minimum), **start}
         if kv < self.minimum:
             return Shown("min_kv_budget", Phase.KV_CHECK, budget, minutes=check)
         need = value * self.rate
@@ -56,14 +58,18 @@ class Neuron:
         scratch = self.scratch_base + self.scratch_per_token * value + self.scratch_per_kv * kv
         peak = self.weights + kv + scratch + extra_bytes
         if peak > self.limit:
-            facts = {}
+            facts = dict(start)
             if self.prints_numbers:
-                facts = {"peak_hbm_bytes": gib(peak), "hbm_limit_bytes": gib(self.limit), "scratchpad_bytes": gib(scratch)}
+                facts |= {
+                    "peak_hbm_bytes": gib(peak),
+                    "hbm_limit_bytes": gib(self.limit),
+                    "scratchpad_bytes": gib(scratch),
+                }
             return Shown("compile_hbm_exceeded", Phase.COMPILE, facts, minutes=check + compiling / 2)
         left = self.allocatable - peak - self.load_extra
         if left < 0:
             # one of many pieces: the log names its size and not what is left
-            facts = {"tried_alloc_bytes": allocator(0.25 * GIB)} if self.prints_numbers else {}
+            facts = start | ({"tried_alloc_bytes": allocator(0.25 * GIB)} if self.prints_numbers else {})
             return Shown("runtime_hbm_oom", Phase.MODEL_LOAD, facts, minutes=check + compiling + loading)
         facts = {"kv_tokens": exact(int(kv / self.rate)), "max_concurrency": Printed(round(kv / need, 2), 0.005)}
         facts |= {"available_kv_bytes": gib(kv), **budget}
