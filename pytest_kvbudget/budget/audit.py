@@ -65,6 +65,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int | None = None
     peer_answered: bool | None = None
     """One real chat completion through a peer's address; ``None``: not tried, or no answer from localhost."""
+    peer_said: str = ""
+    """What came of it, in words."""
     carried: dict[str, levers.Carry] = {}
     """By lever: whether the running image reads it and the engine's environment or flags can carry it."""
 
@@ -260,5 +262,7 @@ def _restart_check(observed: Observed) -> Check:
 def _peer_check(observed: Observed) -> Check:
     name = "chat completion from a peer"
     if observed.peer_answered is None:
-        return Check(name, "unknown", "no completion from a peer's address; silence from localhost is not an outage")
-    return Check(name, "ok" if observed.peer_answered else "wrong", "one completion was asked for through a peer")
+        said = observed.peer_said or "no completion was asked for through a peer's address"
+        return Check(name, "unknown", f"{said}; silence from localhost is not an outage")
+    said = observed.peer_said or "one completion was asked for through a peer"
+    return Check(name, "ok" if observed.peer_answered else "wrong", said)

@@ -26,7 +26,7 @@ class FreeAtInit(msgspec.Struct, frozen=True, kw_only=True):
 
     free_bytes: int
     total_bytes: int
-    source: Literal["refusal line", "debug snapshot", "driver reserve"]
+    source: Literal["refusal line", "startup line", "debug snapshot", "driver reserve"]
     """The worker's own words, or the total minus a configured driver reserve. Nothing else is accepted."""
     precision_bytes: float = 0
     """Half a unit of the last printed digit; 0 for exact figures."""
@@ -37,10 +37,10 @@ class FreeAtInit(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             BudgetInputError: more is free than there is, or the source is not one that the worker's check knows.
         """
-        if self.source not in {"refusal line", "debug snapshot", "driver reserve"}:
+        if self.source not in {"refusal line", "startup line", "debug snapshot", "driver reserve"}:
             raise BudgetInputError(
-                f"free memory from {self.source!r}; expected the worker's refusal line or debug snapshot, or a "
-                "configured driver reserve: idle driver figures bless utilizations that do not boot"
+                f"free memory from {self.source!r}; expected the worker's refusal line, startup line or debug "
+                "snapshot, or a configured driver reserve: idle driver figures bless utilizations that do not boot"
             )
         if not 0 <= self.free_bytes <= self.total_bytes or self.total_bytes < 1:
             raise BudgetInputError(f"{self.free_bytes} of {self.total_bytes} bytes free; expected free within total")

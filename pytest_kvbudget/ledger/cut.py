@@ -19,7 +19,8 @@ _ENGINE: Final = re.compile(r"Initializing (?:a V[01] LLM|an LLM) engine \(v")
 _SINGLE: Final = re.compile(r"APIServer(?:_\d+)?$|EngineCore(?:_DP\d+|_\d+)?$|DPSupervisor$")
 """Processes of which a boot has one of each name; of workers a boot may have several under one name."""
 
-MOST_RETIRED: Final = 65536
+MOST_PIDS: Final = 65536
+"""Process ids remembered of one boot."""
 
 
 class Cutter:
@@ -41,15 +42,14 @@ class Cutter:
             return False
         begins = self._new_pid(text) or (kind.starts and self._again(state, text))
         if begins:
-            if len(self._retired) < MOST_RETIRED:
-                self._retired |= self._own
-            if text.pid is not None:
-                self._retired.discard(text.pid)
+            # in a container every boot has the same pids: then none of them tells an old process from a new one
+            again = text.pid is None or text.pid in self._own
+            self._retired = set() if again else set(self._own)
             self._own.clear()
             self._pids.clear()
             self._engine_started = False
         if text.pid is not None:
-            if len(self._own) < MOST_RETIRED:
+            if len(self._own) < MOST_PIDS:
                 self._own.add(text.pid)
             if text.process is not None and _SINGLE.match(text.process):
                 self._pids[text.process] = text.pid
@@ -58,7 +58,7 @@ class Cutter:
         return begins
 
     def retired(self, text: Text) -> bool:
-        """Whether a process of an earlier boot printed the line."""
+        """Whether a process of the boot before this one printed the line."""
         return text.pid is not None and text.pid in self._retired
 
     def _new_pid(self, text: Text) -> bool:

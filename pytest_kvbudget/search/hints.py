@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KV_LIMIT: Final = "kv_check"
 DEVICE_LIMIT: Final = "device_memory"
 COMPILE_LIMIT: Final = "compile"
+ARENA_LIMIT: Final = "expert_arena"
 RESERVE_FACTOR: Final = 1.08
 """What the RDNA4 fork's plan reserves for a window over its registry's price (RDNA4 budget document, section 1)."""
 
@@ -50,8 +51,8 @@ def hint_from(
     """
     kv = None if axis == "kv_cache_memory_bytes" else _kv_limit(ledger, axis, shape, windows, scaled=scaled)
     device = _device_limit(ledger, _device_rate(ledger, axis, shape, scaled=scaled), free_bytes)
-    compiled = _compile_limit(ledger, _scratch_rate(ledger, axis, shape), at_least=False)
-    limits = tuple(limit for limit in (kv, compiled, device) if limit is not None)
+    compiled = _compile_limit(ledger, _scratch_rate(ledger, axis, shape))
+    limits = tuple(limit for limit in (kv, compiled, _arena_limit(ledger, axis), device) if limit is not None)
     return Hint(limits=limits, estimate=_estimate(ledger, axis, windows, scaled=scaled))
 
 
@@ -74,7 +75,7 @@ def sweep_hint_from(
     rate = _knob_rate(ledger, knob)
     window = shape.max_model_len or _whole(ledger, "max_model_len")
     found = [
-        _compile_limit(ledger, rate, at_least=True),
+        _compile_limit(ledger, rate),
         _device_limit(ledger, rate, free_bytes),
         _minimum_limit(ledger, knob, shape),
         _kv_limit(ledger, knob.name, shape, windows, scaled=False) if window else None,
@@ -93,8 +94,8 @@ def _knob_rate(ledger: BootLedger, knob: Knob) -> float | None:
     return None if whole is None or float(whole.value) <= 0 else float(whole.value) / TICKS
 
 
-def _compile_limit(ledger: BootLedger, rate: float | None, *, at_least: bool) -> Limit | None:
-    """What a compiled program was over its limit: the first program that was, so at least that much headroom."""
+def _compile_limit(ledger: BootLedger, rate: float | None) -> Limit | None:
+    """What a compiled program was over its limit: the peak of the first program that was."""
     peak, limit = _fact(ledger, "peak_hbm_bytes"), _fact(ledger, "hbm_limit_bytes")
     if peak is None or limit is None or float(peak.value) <= float(limit.value):
         return None
@@ -103,7 +104,23 @@ def _compile_limit(ledger: BootLedger, rate: float | None, *, at_least: bool) ->
         margin_bytes=float(limit.value) - float(peak.value),
         bytes_per_unit=rate,
         precision_bytes=peak.precision + limit.precision,
-        at_least=at_least,
+    )
+
+
+def _arena_limit(ledger: BootLedger, axis: str) -> Limit | None:
+    """What an expert arena has beyond its resident layers; the plan's reserve for the window is taken from it.
+
+    The planner's floor is somewhat more than the resident layers (48 shared slots on the RDNA4 fork).
+    """
+    arena, resident = _fact(ledger, "plan_expert_cache_bytes"), _fact(ledger, "plan_resident_layers_bytes")
+    registry = _fact(ledger, "plan_registry_b_per_token")
+    if axis != "max_model_len" or arena is None or resident is None or registry is None:
+        return None
+    return Limit(
+        name=ARENA_LIMIT,
+        margin_bytes=float(arena.value) - float(resident.value),
+        bytes_per_unit=RESERVE_FACTOR * float(registry.value),
+        precision_bytes=arena.precision + resident.precision,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pytest_kvbudget.units import GIB
 from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ NARROW_SHARE: Final = 0.75
 """Of a prediction's weight on being right to its printed precision; the rest on being off by its distance's share."""
 RATE_ERROR: Final = 0.15
 """What a prediction from one boot is off, as a share of its distance from that boot: rates change with the shape."""
+FOLLOWING_BYTES: Final = 0.15 * GIB
+"""What else would have been allocated after an allocation that failed: graphs, workspaces."""
 LINE_ERROR: Final = 0.01
 """The same for a line through two boots, from the nearer one."""
 AGE_WEIGHT: Final = 0.6
@@ -36,7 +39,7 @@ LOOSE_SHARE: Final = 0.5
 PRIOR_SPREAD: Final = 0.5
 """Scale of a plan's or an archive's value, as a share of what it may be off."""
 
-PHASE_LIMITS: Final = {Phase.KV_CHECK: "kv_check", Phase.COMPILE: "compile"}
+PHASE_LIMITS: Final = {Phase.ARGUMENT: "expert_arena", Phase.KV_CHECK: "kv_check", Phase.COMPILE: "compile"}
 """The limit that a phase tests; every later one meets the device's memory."""
 SAME_LIMIT_QUANTA: Final = 1.0
 """How far apart, in quanta, figures may be that mean the same limit."""
@@ -210,7 +213,8 @@ def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Pre
     rate = limit.bytes_per_unit
     if rate is not None and math.isfinite(rate) and rate > 0:
         distance = limit.margin_bytes / rate
-        item = Prediction(last.value + distance, limit.precision_bytes / rate, RATE_ERROR * abs(distance))
+        more = FOLLOWING_BYTES / rate if limit.at_least else 0.0
+        item = Prediction(last.value + distance, limit.precision_bytes / rate, RATE_ERROR * abs(distance) + more)
         found.append(replace(item, at_most=limit.at_least))
     lines = (
         _line((earlier.value, other), (last.value, limit))

@@ -178,7 +178,7 @@ def test_a_crash_loop_is_many_boots_and_no_value_crosses() -> None:
 
 def test_a_crash_loop_without_end_keeps_its_last_boots() -> None:
     reader = LedgerReader()
-    line = "(APIServer pid={0}) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0\n(Worker_TP0 pid=9{0}) INFO [a] x\n"
+    line = "(APIServer pid={0}) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0\n(Worker pid=9{0}) INFO x\n"
     for number in range(1, MOST_BOOTS + 11):
         reader.feed(line.format(number).encode())
     assert len(reader.boots()) == MOST_BOOTS + 1
@@ -196,6 +196,19 @@ def test_late_lines_of_an_earlier_boot_are_not_read_as_the_next() -> None:
     reader.feed(b"(Worker_TP0 pid=2) INFO 09-30 10:00:00 [a.py:1] Available KV cache memory: 2.97 GiB\n")
     assert len(reader.boots()) == 2
     assert "available_kv_bytes" not in reader.ledger().facts
+
+
+def test_boots_of_a_container_have_the_same_pids() -> None:
+    reader = LedgerReader()
+    boot = (
+        "(APIServer pid=1) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0\n"
+        "(Worker_TP0 pid=230) INFO 09-30 10:00:00 [a.py:1] Available KV cache memory: {} GiB\n"
+        "(EngineCore_DP0 pid=99) ERROR [a.py:1] ValueError: No available memory for the cache blocks.\n"
+    )
+    reader.feed((boot.format("2.97") + boot.format("2.31") + boot.format("-0.10")).encode())
+    assert [boot.get("available_kv_bytes") for boot in reader.boots()] == [
+        round(figure * GIB) for figure in (2.97, 2.31, -0.10)
+    ]
 
 
 def test_a_plan_table_begins_a_boot() -> None:

@@ -242,8 +242,9 @@ def test_window(kv_rung):
     (finding,) = project.findings()
     assert finding.finding.kind is FindingKind.UNDECIDED
     assert finding.finding.failed_at == 65_536
-    used = next(project.path.rglob("mem_info_vram_used"), None)
-    assert used is None or int(used.read_text()) < 2**30
+    *_, last = project.attempts()
+    assert last.memory[-1].moment == "released"
+    assert last.memory[-1].devices[0].used_bytes == last.memory[0].devices[0].used_bytes
 
 
 def test_an_engine_that_dies_under_the_body_is_memory_and_not_the_bodys_error(project: Project) -> None:

@@ -121,7 +121,7 @@ def cpu(dice: random.Random) -> Device:
 
 def offload(dice: random.Random) -> Device:
     """A pool that grows faster with the window than the plan's reserve takes from the arena."""
-    end, rate, windows = target(dice), dice.uniform(6e3, 20e3), dice.choice((1, 2, 3))
+    end, rate, windows = target(dice), dice.uniform(6e3, 20e3), dice.choice((1, 2, 2, 3, 3, 4))
     registry = rate * dice.uniform(0.8, 1.2)
     if windows == 1:
         registry *= 0.6
@@ -130,7 +130,7 @@ def offload(dice: random.Random) -> Device:
     overhead, util = dice.uniform(2, 3) * GIB, dice.choice((0.95, 0.98, 0.982))
     non_expert, slots_min = dice.uniform(4, 8) * GIB, 1584
     # the plan's own floor binds sometimes: then the window is what leaves too little for the arena
-    if dice.random() < 0.15:
+    if dice.random() < 0.05:
         planned = overhead + 30 * GIB
         used = non_expert + 1.08 * registry * end + charged + planned + slots_min * slot
         total = used / util
@@ -159,7 +159,8 @@ def offload(dice: random.Random) -> Device:
 def neuron(dice: random.Random) -> Device:
     """A window that meets the KV check, the compiler's limit or the runtime's first."""
     end, rate = target(dice), dice.uniform(6e3, 60e3)
-    binding = dice.choice(("kv", "compile", "compile", "load"))
+    # the budget is fixed before the window is known, so the KV check binds as often as all that is compiled and loaded
+    binding = dice.choice(("kv", "kv", "kv", "compile", "compile", "load"))
     base, per_kv, extra = dice.uniform(0.2, 2) * GIB, dice.uniform(0, 0.08), dice.uniform(0.3, 1.5) * GIB
     kv = rate * end * (1.0 if binding == "kv" else dice.uniform(1.1, 2.5))
     tokens = end * (dice.uniform(1.1, 2.5) if binding == "kv" else 1.0)

@@ -122,7 +122,9 @@ class Offload:
         facts = {"plan_registry_b_per_token": exact(int(self.registry_rate))}
         if slots < self.slots_min:
             return Shown("plan_refused", Phase.ARGUMENT, minutes=0.3)
-        facts["plan_slots"] = exact(slots)
+        # the planner wants somewhat more than the resident layers that its table names
+        facts["plan_expert_cache_bytes"] = gib(slots * self.slot)
+        facts["plan_resident_layers_bytes"] = gib((self.slots_min - 48) * self.slot)
         pool = self.shape(value).kv_cache_memory_bytes or 0
         before = self.total - self.non_expert - slots * self.slot - self.overhead - extra_bytes
         if pool > before:
