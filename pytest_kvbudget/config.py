@@ -44,6 +44,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """For device memory to come back after the engine is gone, or before a boot."""
     release_tolerance: SizeBytes = 256 * MIB
     """Bytes above the idle level that still count as clean."""
+    trace_hz: Annotated[float, msgspec.Meta(ge=1, le=100)] = 10.0
+    """Samples of device memory per second."""
+    min_free: SizeBytes | None = None
+    """Least free device memory per rank, from the launch to the teardown; less is MARGINAL."""
+    max_used: SizeBytes | None = None
+    """Most used device memory per rank; more is FAIL."""
+    max_growth: SizeBytes | None = None
+    """Most growth of used device memory per rank between ready and the end of the body; more is FAIL."""
     idle_used: SizeBytes = 2 * GIB
     """Bytes that a device may show as used before this run's first boot; more is somebody else's."""
 

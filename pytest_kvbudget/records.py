@@ -6,8 +6,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from pytest_kvbudget.device.gates import GateResult
 from pytest_kvbudget.device.model import DeviceMemory
+from pytest_kvbudget.engine.survival import SurvivalResult
 from pytest_kvbudget.ledger.model import BootLedger, Cause
+from pytest_kvbudget.memory import TraceSummary
 from pytest_kvbudget.search.model import Finding, Hint
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Phase, Verdict
@@ -104,6 +107,12 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pool_short: bool = False
     """A scaled pool came out too small for the promised windows: no verdict on the rung, but a rate for its next boot."""
     memory: tuple[MemoryReading, ...] = ()
+    trace: TraceSummary | None = None
+    """Device memory over the whole attempt; ``None`` where nobody could read it."""
+    gates: tuple[GateResult, ...] = ()
+    """Limits on memory that were asked for, each at the rank nearest to it."""
+    survival: SurvivalResult | None = None
+    """What the engine did on its largest real request; ``None`` where none was sent."""
     timings: Timings = Timings()
     exit_status: int | None = None
     """Of the engine's root process; proves nothing (a dead vLLM exits 0)."""

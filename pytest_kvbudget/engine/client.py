@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,7 +129,7 @@ class EngineClient:
         *,
         timeout_s: float | None = None,
         **options: Any,  # noqa: ANN401 - whatever JSON the engine takes
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """One completion, chunk by chunk. Closing the iterator early ends the request.
 
         Raises:

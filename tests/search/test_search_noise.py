@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Value
 from pytest_kvbudget.search.ladder import Ask, Ladder
-from pytest_kvbudget.search.model import Axis, Hint, Limit, Trial
+from pytest_kvbudget.search.model import Axis, Hint, Limit, Prior, Trial
 from pytest_kvbudget.search.noise import ASSUMED_SIGMA_BYTES, Noise, grain, steady_terms
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import Bisect, Step
@@ -186,8 +186,8 @@ def test_a_mixed_winner_counts_as_bad() -> None:
 
 
 def test_rungs_above_the_proof_are_said_not_to_be_booted() -> None:
-    ladder = Ladder(AXIS, Predict(first=69_632))
-    run(ladder, lambda ask: trial(ask.value, ask.value <= 69_632))
+    ladder = Ladder(AXIS, Predict(prior=Prior(value=70_000, relative=0.01)))
+    assert len(run(ladder, lambda ask: trial(ask.value, ask.value <= 69_632))) == 2
     assert "rungs above 73,728 were not booted" in ladder.finding().sentence
     above = Ladder(AXIS, Step())
     run(above, lambda ask: trial(ask.value, ask.value <= 69_632))

@@ -1,0 +1,257 @@
+"""Booted is not survived: the largest real request, sent, watched and judged from the client's side."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from pytest_kvbudget.engine.client import ClientError, EngineClient
+
+Ended = Literal["done", "held", "died", "starved", "timeout", "refused", "failed"]
+"""``done``: answered whole. ``held``: enough tokens came at full allocation. ``died``: the engine is gone. ``starved``: it
+waits for memory that is not there. ``refused``: status 400, a healthy engine and a wrong request. ``failed``: no good answer from
+an engine that lives."""
+
+DEFAULT_HOLD: Final = 4096
+"""Tokens that a generation must go on for to count as survived: the RDNA4 budget document's live check of its deployed shape."""
+_LOOK_S: Final = 0.25
+_STARVED_LOOKS: Final = 8
+"""Looks in a row at which nothing runs, something waits and no KV block moves, until that is starvation."""
+_SILENCE_S: Final = 600.0
+_TOKEN_IDS: Final = (10, 250)
+"""Range of prompt token ids: ordinary tokens in byte-level vocabularies and in every larger one."""
+
+
+class SurvivalSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of an engine that has booted."""
+
+    prompt_tokens: int = 16
+    """Of the long generation."""
+    max_tokens: int | None = None
+    """Of its answer; ``None`` fills the window."""
+    hold: int = DEFAULT_HOLD
+    prefill: bool = True
+    """Also send one prompt that fills the window."""
+    concurrency: int = 1
+    """Long generations at once."""
+    timeout_s: float = 1800.0
+
+
+class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One request and how it ended."""
+
+    kind: Literal["generation", "prefill"]
+    ended: Ended
+    prompt_tokens: int
+    max_tokens: int
+    generated_tokens: int = 0
+    first_token_s: float | None = None
+    seconds: float = 0.0
+    message: str = ""
+    """What the client was told where it did not end well."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Rate after the first token."""
+        if self.first_token_s is None or self.seconds <= self.first_token_s or self.generated_tokens < 2:
+            return None
+        return (self.generated_tokens - 1) / (self.seconds - self.first_token_s)
+
+    @property
+    def survived(self) -> bool:
+        """The engine did what was asked."""
+        return self.ended in {"done", "held"}
+
+
+class SurvivalResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All requests of a survival check, in the order in which they were sent."""
+
+    window: int
+    """Tokens of one request that the engine accepts."""
+    pool_tokens: int | None
+    """Tokens that its KV cache holds by its own count."""
+    requests: tuple[RequestResult, ...]
+
+    @property
+    def first_bad(self) -> RequestResult | None:
+        """The request that did not end well; ``None`` where all did."""
+        return next((request for request in self.requests if not request.survived), None)
+
+
+class SurvivalRun:
+    """Sends the requests of a survival check to one engine."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        spec: SurvivalSpec,
+        *,
+        window: int,
+        pool_tokens: int | None,
+        alive: Callable[[], bool],
+        seed: int = 0,
+    ) -> None:
+        self._client, self._spec = client, spec
+        self._window, self._pool_tokens = window, pool_tokens
+        self._alive = alive
+        self._random = random.Random(seed)  # noqa: S311 - prompts, not secrets
+        self._deadline = time.monotonic() + spec.timeout_s
+
+    def run(self) -> SurvivalResult:
+        """Send them; stops at the first that does not end well."""
+        spec = self._spec
+        answer = spec.max_tokens if spec.max_tokens is not None else self._window - spec.prompt_tokens
+        asked: list[list[_Request]] = [
+            [self._request("generation", spec.prompt_tokens, max(1, answer)) for _ in range(spec.concurrency)]
+        ]
+        if spec.prefill:
+            asked.append([self._request("prefill", self._window - 1, 1)])
+        results: list[RequestResult] = []
+        for batch in asked:
+            results += self._together(batch)
+            if not all(result.survived for result in results):
+                break
+        return SurvivalResult(window=self._window, pool_tokens=self._pool_tokens, requests=tuple(results))
+
+    def _request(self, kind: Literal["generation", "prefill"], prompt_tokens: int, max_tokens: int) -> _Request:
+        # Random ids: a prefix cache must not have them, or the prompt would not be computed at all.
+        low, high = _TOKEN_IDS
+        prompt = [self._random.randrange(low, high) for _ in range(prompt_tokens)]
+        return _Request(self._client, kind, prompt, max_tokens, hold=self._spec.hold)
+
+    def _together(self, requests: Sequence[_Request]) -> list[RequestResult]:
+        for request in requests:
+            request.start()
+        starvation = _Starvation(self._client)
+        while any(request.running for request in requests):
+            requests[0].wait(_LOOK_S)
+            if not self._alive():
+                self._end(requests, "died", "the engine died")
+            elif time.monotonic() > self._deadline:
+                self._end(requests, "timeout", f"no end within {self._spec.timeout_s:g} s")
+            elif starvation.look():
+                self._end(requests, "starved", "nothing runs, a request waits, and no KV block moves")
+        return [request.result(alive=self._alive) for request in requests]
+
+    @staticmethod
+    def _end(requests: Sequence[_Request], ended: Ended, message: str) -> None:
+        for request in requests:
+            request.end(ended, message)
+
+
+class _Starvation:
+    """Notices a request that waits for memory that will never be there."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._looks = 0
+        self._usage: float | None = None
+
+    def look(self) -> bool:
+        """Whether it has gone on long enough."""
+        try:
+            metrics = self._client.metrics()
+        except ClientError:
+            return False
+        running, waiting, usage = (
+            sum(sample.value for sample in metrics.get(name, ()))
+            for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        )
+        stuck = running == 0 and waiting > 0 and usage == self._usage
+        self._looks = self._looks + 1 if stuck else 0
+        self._usage = usage
+        return self._looks >= _STARVED_LOOKS
+
+
+class _Request:
+    """One streamed request in a thread of its own."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        kind: Literal["generation", "prefill"],
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        hold: int,
+    ) -> None:
+        self._client, self._kind = client, kind
+        self._prompt, self._max_tokens, self._hold = prompt, max_tokens, hold
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._ended: Ended | None = None
+        self._message = ""
+        self._status: int | None = None
+        self._generated = 0
+        self._first_s: float | None = None
+        self._begun = 0.0
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        """Send it."""
+        self._begun = time.monotonic()
+        # A daemon: a server that never answers must not keep pytest from ending.
+        threading.Thread(target=self._run, name="kvbudget-survival", daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """It has not ended yet."""
+        return not self._over.is_set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it has ended, at most so long."""
+        self._over.wait(timeout_s)
+
+    def end(self, ended: Ended, message: str) -> None:
+        """It is over, whatever the server still does; the first word counts."""
+        with self._lock:
+            if self._ended is None:
+                self._ended, self._message = ended, message
+                self._seconds = time.monotonic() - self._begun
+        self._over.set()
+
+    def result(self, *, alive: Callable[[], bool]) -> RequestResult:
+        """How it ended. A connection that broke tells nothing by itself: it is whether the engine lives."""
+        ended = self._ended or "failed"
+        if ended == "failed" and self._status == 400:
+            ended = "refused"
+        elif ended == "failed" and not alive():
+            ended = "died"
+        return RequestResult(
+            kind=self._kind,
+            ended=ended,
+            prompt_tokens=len(self._prompt),
+            max_tokens=self._max_tokens,
+            generated_tokens=self._generated,
+            first_token_s=None if self._first_s is None else round(self._first_s, 4),
+            seconds=round(self._seconds, 4),
+            message=self._message,
+        )
+
+    def _run(self) -> None:
+        try:
+            stream = self._client.stream(
+                self._prompt, self._max_tokens, timeout_s=_SILENCE_S, ignore_eos=True, temperature=0
+            )
+            for chunk in stream:
+                if self._over.is_set():
+                    stream.close()
+                    return
+                if not chunk.data.get("choices"):
+                    continue
+                if self._first_s is None:
+                    self._first_s = chunk.since_request_s
+                self._generated += 1
+                if self._generated >= self._hold:
+                    stream.close()
+                    self.end("held", "")
+                    return
+            self.end("done", "")
+        except ClientError as error:
+            self._status = error.status
+            self.end("failed", str(error))

@@ -1,0 +1,133 @@
+"""Device memory over one attempt: the clean gate before it, the trace during it, what came back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pytest_kvbudget.clean import CleanGate
+from pytest_kvbudget.device.model import DeviceMemory, MemoryProbe
+from pytest_kvbudget.device.probes import Choice
+from pytest_kvbudget.device.sampler import MemorySampler
+from pytest_kvbudget.device.trace import (
+    LAUNCH,
+    TEARDOWN,
+    Leak,
+    MemoryTrace,
+    PhaseMemory,
+    WindowMemory,
+    encode,
+    leaks,
+    phases,
+    since,
+)
+
+READY = "ready"
+REQUEST = "request"
+
+
+class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a record keeps of a memory trace; the trace itself is a file beside it."""
+
+    file: str
+    source: str
+    limits: str
+    """What the source leaves out or assumes."""
+    phases: tuple[PhaseMemory, ...]
+    leaks: tuple[Leak, ...] = ()
+    """Devices whose memory did not come back."""
+
+
+class AttemptMemory:
+    """Reads, waits for and traces the memory of an attempt's devices. Without a probe it knows nothing and says so."""
+
+    def __init__(
+        self, probe: MemoryProbe | None, clean: CleanGate, lease_names: Sequence[str], *, rate_hz: float
+    ) -> None:
+        self._probe = probe
+        self._clean = clean
+        self._names = tuple(lease_names)
+        self._rate_hz = rate_hz
+        self._sampler: MemorySampler | None = None
+
+    @property
+    def visible(self) -> bool:
+        """The target has device memory that somebody can read."""
+        return self._probe is not None
+
+    def wait_clean(self) -> tuple[DeviceMemory, ...]:
+        """Wait until every device is at its idle level; nothing to wait for without a probe.
+
+        Raises:
+            TimeoutError: naming each device that is not.
+            ProbeError: a device cannot be read.
+        """
+        return () if self._probe is None else self._clean.wait(self._probe, self._names)
+
+    def read(self) -> tuple[DeviceMemory, ...]:
+        """One reading per device; none without a probe.
+
+        Raises:
+            ProbeError: a device cannot be read.
+        """
+        return () if self._probe is None else self._probe.read()
+
+    def start(self) -> None:
+        """Begin the trace; its first sample is the baseline."""
+        if self._probe is not None:
+            self._sampler = MemorySampler(self._probe, rate_hz=self._rate_hz)
+            self._sampler.start()
+            self._sampler.mark(LAUNCH)
+
+    def mark(self, phase: str, at: float | None = None) -> None:
+        """A phase began now, or at ``at`` on the monotonic clock."""
+        if self._sampler is not None:
+            self._sampler.mark(phase, at)
+
+    def snapshot(self) -> MemoryTrace | None:
+        """The trace so far."""
+        return None if self._sampler is None else self._sampler.snapshot()
+
+    def since(self, phase: str) -> tuple[WindowMemory | None, ...]:
+        """Memory of every rank since a phase began; ``None`` for a rank that was not seen, empty without a probe."""
+        trace = self.snapshot()
+        if trace is None:
+            return ()
+        return since(trace, phase)
+
+    def teardown(self) -> None:
+        """The engine is being ended: memory from here on says what comes back."""
+        self.mark(TEARDOWN)
+
+    def finish(self, path: Path, *, tolerance_bytes: int) -> TraceSummary | None:
+        """End the trace and write it to ``path``; ``None`` where nothing was traced.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._sampler is None:
+            return None
+        trace = self._sampler.stop()
+        path.write_bytes(encode(trace))
+        return TraceSummary(
+            file=path.name,
+            source=trace.source,
+            limits=trace.limits,
+            phases=phases(trace),
+            leaks=tuple(leak for leak in leaks(trace, tolerance_bytes) if leak is not None),
+        )
+
+    def close(self) -> None:
+        """End what the probe keeps running."""
+        if self._sampler is not None:
+            self._sampler.stop()
+        if isinstance(self._probe, Choice):
+            self._probe.close()
+
+    def problems(self) -> tuple[str, ...]:
+        """Why parts of the trace are missing, each reason once."""
+        trace = self.snapshot()
+        return () if trace is None else tuple(dict.fromkeys(gap.reason for gap in trace.gaps))
+
