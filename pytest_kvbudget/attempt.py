@@ -14,8 +14,10 @@ import msgspec
 from pytest_kvbudget.archive import RunArchive, timestamp
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
+from pytest_kvbudget.device.gates import MemoryGates, judge_memory
 from pytest_kvbudget.device.leases import Lease
-from pytest_kvbudget.device.model import MemoryProbe, ProbeError
+from pytest_kvbudget.device.model import ProbeError
+from pytest_kvbudget.device.trace import LAUNCH, TRACE_FILE, MemoryTrace, WindowMemory
 from pytest_kvbudget.engine.client import EngineClient
 from pytest_kvbudget.engine.model import (
     Backend,
@@ -27,15 +29,26 @@ from pytest_kvbudget.engine.model import (
 )
 from pytest_kvbudget.engine.ports import free_port, owned_by
 from pytest_kvbudget.engine.reap import STATE_FILE
+from pytest_kvbudget.engine.survival import SurvivalRun, SurvivalSpec
 from pytest_kvbudget.engine.watch import Outcome, Watch
-from pytest_kvbudget.ledger.classes import verdict_of
+from pytest_kvbudget.judging import (
+    Judgement,
+    by_gate,
+    first_line,
+    judge_capacity,
+    judge_end,
+    judge_gates,
+    judge_survival,
+    reason,
+    with_contract_floor,
+)
 from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.memory import READY, REQUEST, AttemptMemory
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord, MemoryReading, TargetInfo, Timings
 from pytest_kvbudget.redact import command_without_secrets, shape_without_secrets, without_secrets
 from pytest_kvbudget.search.hints import hint_from
 from pytest_kvbudget.search.model import Hint
-from pytest_kvbudget.search.pool import kv_windows_short, pool_short
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Phase, Verdict
 
@@ -43,6 +56,9 @@ FAILED_STOP_S: Final = 5.0
 """Grace for what is left of an engine whose boot failed: it has nothing to finish."""
 _PROGRESS_S: Final = 0.1
 
+
+POOL_SHORT: Final = frozenset(("kv_windows_short", "kv_check_short"))
+"""Failure classes of a pool that does not hold what it must."""
 
 INTERRUPTED: Final = "interrupted: the run ended before this boot had a verdict"
 
@@ -91,8 +107,10 @@ class Attempt:
     ) -> None:
         self.request = request
         self._loaded, self._backend, self._launcher = loaded, backend, launcher
-        self._lease, self._clean, self._archive, self._progress = lease, clean, archive, progress
-        self._probe: MemoryProbe | None = backend.probe(loaded, lease.devices)
+        self._lease, self._archive, self._progress = lease, archive, progress
+        self._memory = AttemptMemory(
+            backend.probe(loaded, lease.devices), clean, lease.names, rate_hz=loaded.target.limits.trace_hz
+        )
         self._reader = LedgerReader(backend.grammar, simulated=backend.simulated)
         self._process: EngineProcess | None = None
         self._watch: Watch | None = None
@@ -145,6 +163,16 @@ class Attempt:
             raise RuntimeError("nothing was started")
         return self._process.root_pid
 
+    def memory_since(self, phase: str) -> tuple[WindowMemory | None, ...]:
+        """Device memory of every rank since a phase began; empty where nobody can read it."""
+        self._take_phases()
+        return self._memory.since(phase)
+
+    def memory_trace(self) -> MemoryTrace | None:
+        """The memory trace so far."""
+        self._take_phases()
+        return self._memory.snapshot()
+
     @cached_property
     def client(self) -> EngineClient:
         """Client of the engine's HTTP interface."""
@@ -163,6 +191,7 @@ class Attempt:
         self.record.environment = without_secrets(command.env_added)
         self.log_path.touch()
         self._save()
+        self._memory.start()
         try:
             self._process = self._launcher.launch(
                 command,
@@ -172,7 +201,7 @@ class Attempt:
                 critical=self._backend.critical,
             )
         except LaunchError as error:
-            self._decide(*_reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", str(error)))
+            self._decide(*reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", str(error)))
             return
         self._watch = self._make_watch(self._process, command)
         self._judge(self._watch.until_ready())
@@ -192,13 +221,13 @@ class Attempt:
         """Device memory is back at its idle level, or the attempt ends here."""
         begun = time.monotonic()
         try:
-            readings = self._clean.wait(self._probe, self._lease.names) if self._probe is not None else ()
+            readings = self._memory.wait_clean()
         except ProbeError as error:
             self._note(f"device memory cannot be read: {error}")
             readings = ()
         except TimeoutError as error:
             self._timed(clean_wait_s=time.monotonic() - begun)
-            self._decide(*_reason(Verdict.ERROR, Phase.WORKER_INIT, "devices_busy", str(error)))
+            self._decide(*reason(Verdict.ERROR, Phase.WORKER_INIT, "devices_busy", str(error)))
             return False
         self._timed(clean_wait_s=time.monotonic() - begun)
         if readings:
@@ -208,23 +237,41 @@ class Attempt:
     def _judge(self, outcome: Outcome) -> None:
         ledger = self._reader.ledger()
         self.record.exit_status = outcome.status
-        if self._watch is not None:
-            self._timed(phases=tuple(self._watch.phases))
+        self._take_phases()
         if outcome.kind == "ready":
             self._timed(boot_s=self._since_launch(outcome.at))
+            self._memory.mark(READY, outcome.at)
             self._read_memory("ready")
-            self._decide(*self._judge_capacity(ledger), at=outcome.at)
+            judged = self._if_scaled(
+                judge_capacity(
+                    ledger, self.request.shape, self.request.windows, ready_s=self.record.timings.boot_s or 0.0
+                )
+            )
         else:
             if self.record.timings.boot_s is None:
                 # The last lines of a log may be read a moment after the death that they explain.
                 last_s = max((phase.start_s for phase in self.record.timings.phases), default=0.0)
                 self._timed(ended_s=max(last_s, self._since_launch(outcome.at)))
-            verdict, cause, said = judge_end(outcome, ledger)
-            if cause is not None and cause.failure_class == "kv_check_short":
-                verdict, cause, said = self._short(cause)
-            self._decide(verdict, cause, said, at=outcome.at)
+            ended = with_contract_floor(judge_end(outcome, ledger), ledger, self.request.shape)
+            judged = self._if_scaled(ended)
         self.record.hint = self._hint(ledger)
-        self._save()
+        self._decide(*judged, at=outcome.at)
+
+    def _take_phases(self) -> None:
+        """Phases that the log has shown since the last time, for the record and as marks of the trace."""
+        if self._watch is None:
+            return
+        for phase in self._watch.phases[len(self.record.timings.phases) :]:
+            self._memory.mark(str(phase.phase), self._watch.launched + phase.start_s)
+        self._timed(phases=tuple(self._watch.phases))
+
+    def _if_scaled(self, judged: Judgement) -> Judgement:
+        """A pool that was only scaled to this rung and came out too small is no verdict on the rung."""
+        _, cause, _ = judged
+        if self.request.pool != "scaled" or cause is None or cause.failure_class not in POOL_SHORT:
+            return judged
+        self.record.pool_short = True
+        return Verdict.UNKNOWN, cause, f"the scaled pool came out too small: {cause.sentence}"
 
     def _hint(self, ledger: BootLedger) -> Hint:
         ready = [reading for reading in self.record.memory if reading.moment == "ready"]
@@ -238,59 +285,77 @@ class Attempt:
             free_bytes=min(free, default=None),
         )
 
-    def _judge_capacity(self, ledger: BootLedger) -> tuple[Verdict, Cause | None, str]:
-        """A boot that is ready still has to hold the promised windows, by its own count."""
-        windows, length = self.request.windows, self.request.shape.max_model_len
-        tokens = ledger.get("kv_tokens")
-        fitted = ledger.get("max_model_len")
-        ready = f"ready after {self.record.timings.boot_s or 0:.1f} s"
-        if windows is None or length is None:
-            return Verdict.PASS, None, ready
-        if ledger.get("auto_fit") or (isinstance(fitted, int) and fitted < length):
-            said = f"the engine serves a window of {fitted}, not the {length} that was asked for"
-            return _reason(Verdict.ERROR, Phase.READY, "window_not_served", said)
-        if not isinstance(tokens, int):
-            said = "ready, but no line of the log states the KV cache size: its capacity is unproven"
-            return _reason(Verdict.UNKNOWN, Phase.READY, "capacity_unstated", said)
-        if not pool_short(tokens, windows, length):
-            return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
-        cause = kv_windows_short(tokens, windows, length, pool_bytes=self.request.shape.kv_cache_memory_bytes)
-        return self._short(cause)
-
-    def _short(self, cause: Cause) -> tuple[Verdict, Cause, str]:
-        """The pool does not hold what it must: the shape's fault, unless the pool was only scaled to it."""
-        if self.request.pool == "scaled":
-            self.record.pool_short = True
-            return Verdict.UNKNOWN, cause, f"the scaled pool came out too small: {cause.sentence}"
-        return Verdict.FAIL, cause, f"{cause.failure_class}: {cause.sentence}"
-
     # -- what the test body adds
 
-    def body_passed(self) -> None:
-        """The body was content. An engine that died meanwhile is not a pass."""
-        if self.record.verdict is Verdict.PASS:
-            self._died(wait=False)
+    def body_ended(self, *, failed: bool) -> None:
+        """The body is over. An engine that died under it is not a pass; gates on memory have the last word.
+
+        Args:
+            failed: the body raised something: then a dying engine is waited for, since it may be why.
+        """
+        if self.record.verdict is not Verdict.PASS or self._died(wait=failed) or failed or self.record.survival:
+            return
+        judged = self._judge_memory(self._gates(self._loaded.target.limits.min_free), since=None)
+        if judged is not None:
+            self._decide(*judged)
+
+    def survive(self, spec: SurvivalSpec, *, min_free_bytes: int | None = None) -> None:
+        """Send the engine its largest real request, and judge what it did and what memory was left."""
+        if self._watch is None or self.record.verdict not in {Verdict.PASS, Verdict.MARGINAL}:
+            raise RuntimeError(f"{self.request.test}: no engine that could survive anything")
+        ledger = self._reader.ledger()
+        window = self.request.shape.max_model_len or int(ledger.number("max_model_len"))
+        tokens = ledger.get("kv_tokens")
+        self._memory.mark(REQUEST)
+        self.record.survival = result = SurvivalRun(
+            self.client,
+            spec,
+            window=window,
+            pool_tokens=tokens if isinstance(tokens, int) else None,
+            alive=lambda: self.serving,
+        ).run()
+        if result.first_bad is not None and self._died(wait=True):
+            self.record.survival = result.after_death()
+            self._save()
+            return
+        wanted = (min_free_bytes, self._loaded.target.limits.min_free, self._backend.min_free_bytes(self._loaded))
+        gates = self._gates(next((size for size in wanted if size is not None), None))
+        judged = judge_survival(result) or self._judge_memory(gates, since=REQUEST)
+        if judged is None:
+            slowest = result.requests[0]
+            judged = Verdict.PASS, None, f"survived {slowest.generated_tokens:,} tokens of its largest request"
+        self._decide(*judged)
+
+    def _gates(self, min_free_bytes: int | None) -> MemoryGates:
+        limits = self._loaded.target.limits
+        return MemoryGates(
+            min_free_bytes=min_free_bytes, max_used_bytes=limits.max_used, max_growth_bytes=limits.max_growth
+        )
+
+    def _judge_memory(self, gates: MemoryGates, *, since: str | None) -> Judgement | None:
+        """Gates on memory from a phase on; growth is always counted from ready."""
+        whole = self._memory.since(since or LAUNCH)
+        growth = msgspec.structs.replace(gates, min_free_bytes=None, max_used_bytes=None)
+        levels = msgspec.structs.replace(gates, max_growth_bytes=None)
+        self.record.gates = (*judge_memory(whole, levels), *judge_memory(self._memory.since(READY), growth))
+        return judge_gates(self.record.gates)
 
     def gate_failed(self, message: str) -> None:
         """The test body refused this rung: FAIL by its gate, unless the engine had died underneath it."""
-        if self._died(wait=True):
-            return
-        verdict, cause, said = _reason(
-            Verdict.FAIL, Phase.READY, "gate", f"the test's own gate refused it: {_line(message)}"
-        )
-        self._decide(verdict, msgspec.structs.replace(cause, by_gate=True), said)
+        if not self._died(wait=True):
+            self._decide(*by_gate(first_line(message)))
 
     def body_unknown(self, message: str) -> None:
         """The body ran out of time: no verdict."""
         if not self._died(wait=True):
-            said = f"no verdict from the test body: {_line(message)}"
-            self._decide(*_reason(Verdict.UNKNOWN, Phase.READY, "body_timeout", said))
+            said = f"no verdict from the test body: {first_line(message)}"
+            self._decide(*reason(Verdict.UNKNOWN, Phase.READY, "body_timeout", said))
 
     def body_error(self, message: str) -> None:
         """The body raised something that is no judgement of the rung."""
         if not self._died(wait=True):
-            said = f"the test body raised {_line(message)}"
-            self._decide(*_reason(Verdict.ERROR, Phase.READY, "body_error", said))
+            said = f"the test body raised {first_line(message)}"
+            self._decide(*reason(Verdict.ERROR, Phase.READY, "body_error", said))
 
     def _died(self, *, wait: bool) -> bool:
         """Whether the engine is dead; if so, its end is judged from its log and becomes the verdict."""
@@ -315,6 +380,7 @@ class Attempt:
         self._closed = True
         if self._watch is not None:
             self._watch.close()
+        self._end_trace()
         self._finish_record()
 
     def close(self) -> None:
@@ -328,28 +394,39 @@ class Attempt:
             self._teardown(self._process)
         if self._watch is not None:
             self._watch.close()
+        self._end_trace()
         self._finish_record()
 
     def _teardown(self, process: EngineProcess) -> None:
         begun = time.monotonic()
         alive = self._watch is not None and self._watch.look() is None
         healthy = alive and self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}
+        self._memory.teardown()
         try:
             process.stop(self._loaded.target.limits.stop_seconds if healthy else FAILED_STOP_S)
         except EngineControlError as error:
             self._note(str(error))
         stopped = time.monotonic()
         self._timed(teardown_s=stopped - begun)
-        if self._probe is None:
-            return
         try:
-            readings = self._clean.wait(self._probe, self._lease.names)
+            readings = self._memory.wait_clean()
         except (ProbeError, TimeoutError) as error:
             # Not this rung's fault any more: the next boot's clean gate decides what it means.
             self._note(f"device memory did not come back: {error}")
             return
-        self._timed(release_s=time.monotonic() - stopped)
-        self.record.memory += (MemoryReading(moment="released", devices=readings),)
+        if readings:
+            self._timed(release_s=time.monotonic() - stopped)
+            self.record.memory += (MemoryReading(moment="released", devices=readings),)
+
+    def _end_trace(self) -> None:
+        try:
+            tolerance = self._loaded.target.limits.release_tolerance
+            self.record.trace = self._memory.finish(self.folder / TRACE_FILE, tolerance_bytes=tolerance)
+        except OSError as error:
+            self._note(f"the memory trace cannot be written: {error}")
+        for problem in self._memory.problems():
+            self._note(f"memory trace: {problem}")
+        self._memory.close()
 
     def _finish_record(self) -> None:
         self.record.ledger = self._reader.ledger()
@@ -374,10 +451,10 @@ class Attempt:
         self.record.notes += (text,)
 
     def _read_memory(self, moment: str) -> None:
-        if self._probe is None:
-            return
         try:
-            self.record.memory += (MemoryReading(moment=moment, devices=self._probe.read()),)
+            readings = self._memory.read()
+            if readings:
+                self.record.memory += (MemoryReading(moment=moment, devices=readings),)
         except ProbeError as error:
             self._note(f"device memory cannot be read when {moment}: {error}")
 
@@ -392,33 +469,6 @@ class Attempt:
         label = self.request.rung or self.record.shape.describe()
         with suppress(OSError):  # a terminal that went away is no reason to lose a boot
             self._progress(Snapshot(label=label, phase=phase, elapsed_s=elapsed_s, text=text))
-
-
-def judge_end(outcome: Outcome, ledger: BootLedger) -> tuple[Verdict, Cause | None, str]:
-    """The verdict on an engine that did not get ready, or died: from its log, never from its exit status."""
-    cause = ledger.cause
-    if outcome.kind == "not_started":
-        return _reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", outcome.message)
-    if outcome.kind == "late":
-        return _reason(Verdict.UNKNOWN, ledger.phase, "deadline_passed", outcome.message)
-    if outcome.kind == "foreign":
-        return _reason(Verdict.ERROR, Phase.ARGUMENT, "port_in_use", outcome.message)
-    if cause is not None:
-        return verdict_of(cause.failure_class), cause, f"{cause.failure_class}: {cause.sentence}"
-    how = outcome.message or ("was killed" if (outcome.status or 0) < 0 else "left")
-    last = f" after {ledger.milestones[-1].evidence.text!r}" if ledger.milestones else ""
-    status = "" if outcome.status is None else f" (exit status {outcome.status})"
-    said = f"the engine {how} in {ledger.phase}{last}{status}, and no line of its log says why"
-    return _reason(Verdict.UNKNOWN, ledger.phase, "engine_vanished", said)
-
-
-def _reason(verdict: Verdict, phase: Phase, failure_class: str, sentence: str) -> tuple[Verdict, Cause, str]:
-    """A verdict that rests on something else than the log, with its cause and message."""
-    return verdict, Cause(phase=phase, failure_class=failure_class, sentence=sentence), f"{failure_class}: {sentence}"
-
-
-def _line(message: str) -> str:
-    return (message.strip().splitlines() or ["(no message)"])[0]
 
 
 def target_info(loaded: LoadedTarget, backend: Backend, devices: tuple[str, ...]) -> TargetInfo:

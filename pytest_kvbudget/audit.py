@@ -1,4 +1,4 @@
-"""``kvbudget audit``: where the GiB of an expert plan are, which of them a deploy can move, and what each knob is worth.
+"""``kvbudget audit``: where the GiB of an expert plan are, which of them a deploy can move, what each knob is worth.
 
 From a log, a live process, a unit or a container; everything is read only.
 """
@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--asked-tokens", type=int, metavar="TOKENS", help="tokens that the pinned pool was asked for")
     given.add_argument("--graphs", type=int, metavar="N", help="captured graphs")
     given.add_argument("--max-num-batched-tokens", type=int, metavar="TOKENS")
-    given.add_argument("--experts-per-layer", type=int, metavar="N", help=f"default: {EXPERTS_PER_LAYER}, an assumption")
+    given.add_argument(
+        "--experts-per-layer", type=int, metavar="N", help=f"default: {EXPERTS_PER_LAYER}, an assumption"
+    )
     given.add_argument("--free-at-init", type=_size, metavar="SIZE", help="what the worker said is free, with --total")
     given.add_argument("--driver-reserve", type=_size, metavar="SIZE", help="what the driver keeps, with --total")
     live = parser.add_argument_group("a running engine; read only")
@@ -69,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     live.add_argument("--tool", choices=CONTAINER_TOOLS, help="which of them runs the container")
     live.add_argument("--source", metavar="DIR", help="folder of the engine's package, where it is not found")
     live.add_argument("--devices", metavar="LIST", help="cards to read, as the engine names them: 0,1")
-    live.add_argument("--peer", metavar="URL", help="address by which clients reach it: one chat completion is asked for")
+    live.add_argument(
+        "--peer", metavar="URL", help="address by which clients reach it: one chat completion is asked for"
+    )
 
 
 def run(options: argparse.Namespace, *, out: TextIO, stdin: BinaryIO | None = None) -> int:
@@ -109,8 +113,8 @@ def _status(result: Audit) -> int:
 
 def _ledger(options: argparse.Namespace, stdin: BinaryIO) -> tuple[BootLedger, Source, tuple[str, ...]]:
     """The boot to audit, where its lines stand, and what was in the way of reading it."""
-    reader, source, troubles = LedgerReader(), Source(), []
-    paths, commands = list(options.log), []
+    reader, source, troubles = LedgerReader(), Source(), list[str]()
+    paths, commands = list[str](options.log), list[list[str]]()
     if not paths:
         if options.container is not None:
             commands = [[options.tool or CONTAINER_TOOLS[0], "logs", options.container]]
@@ -122,11 +126,10 @@ def _ledger(options: argparse.Namespace, stdin: BinaryIO) -> tuple[BootLedger, S
             troubles += [] if paths else [f"process {options.pid} writes to no file: name its log"]
         elif options.peer is None:
             paths = ["-"]
-    read_log(reader, source, paths, stdin)
     for command in commands:
         trouble = stream(command, reader.feed)
         troubles += [] if trouble is None else [trouble]
-    reader.close()
+    read_log(reader, source, paths, stdin)
     boots = reader.boots()
     number = len(boots) if options.boot is None else options.boot
     if not 1 <= number <= len(boots):
@@ -153,9 +156,9 @@ def _engine(options: argparse.Namespace) -> Engine:
 
 def _observed(options: argparse.Namespace, ledger: BootLedger, engine: Engine) -> tuple[Observed, list[str]]:
     """Figures of the log, then of the running engine, then as given; and what could not be read."""
-    observed, troubles = observed_from(ledger), []
+    observed, troubles = observed_from(ledger), list[str]()
     argv = engine.argv or ()
-    total_bytes, high_water = options.total, {}
+    total_bytes, high_water = options.total, dict[str, int]()
     if options.devices is not None:
         cards, trouble = read_cards(tuple(filter(None, options.devices.split(","))))
         high_water = {f"card {card.device}": card.used_bytes for card in cards}
@@ -163,14 +166,14 @@ def _observed(options: argparse.Namespace, ledger: BootLedger, engine: Engine) -
         if total_bytes is None and cards:
             total_bytes = min(card.total_bytes for card in cards)
     peer: tuple[bool | None, str] = (None, "") if options.peer is None else ask_peer(options.peer)
-    on_command_line = flag_value(argv, UTILIZATION_FLAG)
+    utilization = options.utilization
+    if utilization is None and observed.utilization is None:
+        utilization = _fraction(flag_value(argv, UTILIZATION_FLAG))
     return (
         with_given(
             observed,
             total_bytes=total_bytes,
-            utilization=options.utilization
-            if observed.utilization is None or options.utilization is not None or on_command_line is None
-            else observed.utilization,
+            utilization=utilization,
             windows=options.windows,
             asked_tokens=options.asked_tokens,
             graphs=options.graphs,
@@ -186,6 +189,13 @@ def _observed(options: argparse.Namespace, ledger: BootLedger, engine: Engine) -
         ),
         troubles,
     )
+
+
+def _fraction(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
 def _free(options: argparse.Namespace) -> FreeAtInit | None:

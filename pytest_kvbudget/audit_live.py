@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -85,7 +86,7 @@ def from_process(pid: int, source: Path | None = None) -> Engine:
         pid: a process of the engine, or what started it.
         source: folder of the engine's package; default: beside the process' own Python.
     """
-    said, troubles = [], []
+    said, troubles = list[str](), list[str]()
     try:
         process = _engine_process(psutil.Process(pid))
         argv = tuple(process.cmdline())
@@ -122,7 +123,10 @@ def _engine_process(root: psutil.Process) -> psutil.Process:
 
 def _package_of(pid: int, argv: Sequence[str], environ: Mapping[str, str]) -> Path | None:
     """The engine's package in the file system that the process sees, beside the Python that runs it."""
-    prefixes = [environ.get("VIRTUAL_ENV", ""), *(str(Path(word).parent.parent) for word in argv[:2] if word[:1] == "/")]
+    prefixes = [
+        environ.get("VIRTUAL_ENV", ""),
+        *(str(Path(word).parent.parent) for word in argv[:2] if word[:1] == "/"),
+    ]
     root = Path(f"/proc/{pid}/root")
     for prefix in filter(None, prefixes):
         for pattern in (f"lib/python3*/site-packages/{PACKAGE}", f"lib/python3*/dist-packages/{PACKAGE}"):
@@ -175,7 +179,7 @@ def from_container(name: str, tool: str | None = None, source: str | None = None
     environ = dict(pair.partition("=")[::2] for pair in config.get("Env") or [])
     argv = tuple(str(word) for word in (entry.get("Path"), *(entry.get("Args") or ())) if word)
     restarts = entry.get("RestartCount", state.get("RestartCount"))
-    said, troubles = [f"{command} inspect {name}: environment, command line"], []
+    said, troubles = [f"{command} inspect {name}: environment, command line"], list[str]()
     reads: dict[str, str | None] = {}
     try:
         folder = source or run_tool([command, "exec", name, "python3", "-c", _FIND], timeout_s=GREP_S).strip()
@@ -251,14 +255,9 @@ def stream(argv: Sequence[str], take: Callable[[bytes], object]) -> str | None:
         return f"{' '.join(argv)}: cannot be run: {error.strerror}"
     with process:
         assert process.stdout is not None, "asked for as a pipe"
-        for chunk in _chunks(process.stdout.read1):  # type: ignore[attr-defined] # a BufferedReader
+        while chunk := os.read(process.stdout.fileno(), _CHUNK_BYTES):
             take(chunk)
     return None if process.returncode == 0 else f"{' '.join(argv)}: ended with status {process.returncode}"
-
-
-def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    while chunk := read(_CHUNK_BYTES):
-        yield chunk
 
 
 def ask_peer(url: str) -> tuple[bool | None, str]:

@@ -15,8 +15,8 @@ EXIT_TROUBLE: Final = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser(words[0] if words else "").parse_args(words)
     try:
         status: int = options.run(options)
     except BrokenPipeError:
@@ -26,9 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    from pytest_kvbudget.plan import add_arguments  # noqa: PLC0415 - not when somebody only imports `main`
-
+def _parser(command: str) -> argparse.ArgumentParser:
+    """The whole command line; options that take a command's own modules are there for that ``command`` only."""
     parser = argparse.ArgumentParser(prog="kvbudget", description="Explain engine boots and rebuild reports.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -46,11 +45,25 @@ def _parser() -> argparse.ArgumentParser:
     planned = commands.add_parser(
         "plan",
         help="the memory terms a policy predicts before a boot",
-        description="Price a shape without an engine: named terms that sum, what is left, and what is known not to boot.",
+        description="Price a shape without an engine: terms that sum, what is left, and what is known not to boot.",
         epilog="exit status: 0 it fits, 1 it is refused or does not fit, 2 something that the law needs is missing",
     )
-    add_arguments(planned)
+    if command == "plan":
+        from pytest_kvbudget import plan  # noqa: PLC0415 - each command loads what it needs
+
+        plan.add_arguments(planned)
     planned.set_defaults(run=_plan)
+
+    audited = commands.add_parser(
+        "audit",
+        help="where the GiB of an expert plan are, and what each knob is worth",
+        description="Audit the expert plan of a boot from a log, a process, a unit or a container. Reads only.",
+    )
+    if command == "audit":
+        from pytest_kvbudget import audit  # noqa: PLC0415 - each command loads what it needs
+
+        audit.add_arguments(audited)
+    audited.set_defaults(run=_audit)
 
     schema = commands.add_parser("schema", help="the JSON schema of attempt and finding records")
     schema.set_defaults(run=_schema)
@@ -83,6 +96,12 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from pytest_kvbudget.plan import run  # noqa: PLC0415 - each command loads what it needs
+
+    return run(options, out=sys.stdout)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from pytest_kvbudget.audit import run  # noqa: PLC0415 - each command loads what it needs
 
     return run(options, out=sys.stdout)
 

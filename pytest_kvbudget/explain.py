@@ -69,7 +69,7 @@ def run(paths: Sequence[str], *, as_json: bool, boot: int | None = None, out: Te
     """
     reader, source = LedgerReader(), Source()
     try:
-        _read(reader, source, paths or [STDIN], stdin)
+        read_log(reader, source, paths or [STDIN], stdin)
     except OSError as error:
         return _complain(out, f"cannot read {error.filename}: {error.strerror}", as_json=as_json)
     boots = reader.boots()
@@ -202,7 +202,12 @@ def _where(evidence: Evidence, source: Source) -> dict[str, object]:
     return {"line": evidence.line, "text": evidence.text, "place": source.place(evidence.line)}
 
 
-def _read(reader: LedgerReader, source: Source, paths: Sequence[str], stdin: BinaryIO) -> None:
+def read_log(reader: LedgerReader, source: Source, paths: Sequence[str], stdin: BinaryIO) -> None:
+    """Read files (``-``: standard input) to their ends, as one stream, and close the reader.
+
+    Raises:
+        OSError: one cannot be read.
+    """
     for path in paths:
         source.begin(path, reader.lines + 1)
         if path == STDIN:

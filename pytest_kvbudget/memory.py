@@ -130,4 +130,3 @@ class AttemptMemory:
         """Why parts of the trace are missing, each reason once."""
         trace = self.snapshot()
         return () if trace is None else tuple(dict.fromkeys(gap.reason for gap in trace.gaps))
-

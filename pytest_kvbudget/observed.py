@@ -93,10 +93,11 @@ def free_at_init(ledger: BootLedger) -> FreeAtInit | None:
     ``None`` where no worker said it, or where something else held memory of the card: such a figure is no property of
     the host.
     """
-    pairs = [
+    pairs: list[tuple[Value | None, Value | None]] = [
         (free, ledger.ranks.get("total_bytes", {}).get(rank))
         for rank, free in ledger.ranks.get("free_bytes", {}).items()
-    ] or [(ledger.facts.get("free_bytes"), ledger.facts.get("total_bytes"))]
+    ]
+    pairs = pairs or [(ledger.facts.get("free_bytes"), ledger.facts.get("total_bytes"))]
     said = [found for free, total in pairs if (found := _said_free(free, total)) is not None]
     if not said or any(found.free_bytes < NEAR_FULL * found.total_bytes for found in said):
         return None

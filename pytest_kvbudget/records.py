@@ -105,7 +105,7 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ledger: BootLedger | None = None
     hint: Hint = Hint()
     pool_short: bool = False
-    """A scaled pool came out too small for the promised windows: no verdict on the rung, but a rate for its next boot."""
+    """A scaled pool came out too small for the windows: no verdict on the rung, but a rate for its next boot."""
     memory: tuple[MemoryReading, ...] = ()
     trace: TraceSummary | None = None
     """Device memory over the whole attempt; ``None`` where nobody could read it."""

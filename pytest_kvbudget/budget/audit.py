@@ -221,7 +221,8 @@ def _size_check(observed: Observed) -> Check:
     if asked is None and observed.windows is not None and observed.max_model_len is not None:
         asked = observed.windows * observed.max_model_len
     if asked is None:
-        held = "" if not observed.max_model_len else f", {full_windows(tokens, observed.max_model_len)} full windows"
+        count = full_windows(tokens, observed.max_model_len) if observed.max_model_len else 0
+        held = f", {count} full window{'' if count == 1 else 's'}" if count else ""
         return Check(name, "unknown", f"{tokens:,} tokens{held}; how many were asked for is not known")
     return Check(name, "ok" if tokens >= asked else "wrong", f"{tokens:,} tokens of {asked:,} asked for")
 

@@ -146,6 +146,10 @@ class Backend(Protocol):
         """Reads these devices' memory; ``None`` where the target has no device memory of its own (CPU)."""
         ...
 
+    def min_free_bytes(self, loaded: LoadedTarget) -> int | None:
+        """Device memory per rank that a survivor must leave free where nobody asks for more; ``None`` for no limit."""
+        ...
+
     def render(self, loaded: LoadedTarget, shape: Shape, devices: Sequence[str], port: int) -> Command:
         """The exact command line and environment for a shape."""
         ...

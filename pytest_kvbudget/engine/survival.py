@@ -13,12 +13,12 @@ import msgspec
 from pytest_kvbudget.engine.client import ClientError, EngineClient
 
 Ended = Literal["done", "held", "died", "starved", "timeout", "refused", "failed"]
-"""``done``: answered whole. ``held``: enough tokens came at full allocation. ``died``: the engine is gone. ``starved``: it
-waits for memory that is not there. ``refused``: status 400, a healthy engine and a wrong request. ``failed``: no good answer from
-an engine that lives."""
+"""``done``: answered whole. ``held``: enough tokens came at full allocation. ``died``: the engine is gone. ``starved``:
+it waits for memory that is not there. ``refused``: status 400, a healthy engine and a wrong request. ``failed``: no
+good answer from an engine that lives."""
 
 DEFAULT_HOLD: Final = 4096
-"""Tokens that a generation must go on for to count as survived: the RDNA4 budget document's live check of its deployed shape."""
+"""Tokens after which a generation counts as survived: the live check of the RDNA4 document's deployed shape."""
 _LOOK_S: Final = 0.25
 _STARVED_LOOKS: Final = 8
 """Looks in a row at which nothing runs, something waits and no KV block moves, until that is starvation."""
@@ -76,6 +76,16 @@ class SurvivalResult(msgspec.Struct, frozen=True, kw_only=True):
     pool_tokens: int | None
     """Tokens that its KV cache holds by its own count."""
     requests: tuple[RequestResult, ...]
+
+    def after_death(self) -> SurvivalResult:
+        """The same, knowing that the engine died: what only broke off on the client's side was that."""
+        return msgspec.structs.replace(
+            self,
+            requests=tuple(
+                msgspec.structs.replace(request, ended="died") if request.ended == "failed" else request
+                for request in self.requests
+            ),
+        )
 
     @property
     def first_bad(self) -> RequestResult | None:

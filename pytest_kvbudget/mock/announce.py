@@ -96,17 +96,18 @@ def configured(log: Log, physics: Physics) -> None:
     arguments = physics.arguments
     log.say("model.py:733", "Resolved architecture: SimulatedForCausalLM")
     log.say("model.py:2152", f"Using max model len {physics.max_model_len}")
-    log.say(
-        "scheduler.py:308",
-        f"Chunked prefill is enabled with max_num_batched_tokens={arguments.max_num_batched_tokens}.",
-    )
+    if physics.chunked:
+        log.say(
+            "scheduler.py:308",
+            f"Chunked prefill is enabled with max_num_batched_tokens={arguments.max_num_batched_tokens}.",
+        )
     if arguments.enforce_eager:
         log.caution(
             "vllm.py:1703",
             "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to"
             " setting -cc.mode=none -cc.cudagraph_mode=none and --kernel_config.enable_jit_warmup=False",
         )
-    if physics.state_bytes:
+    if 0 < physics.state_bytes <= physics.block_bytes:
         padding = 100 * (physics.block_bytes - physics.state_bytes) / physics.state_bytes
         log.say(
             "interface.py:1097",
@@ -128,7 +129,8 @@ def _plan_table(log: Log, physics: Physics) -> None:
     assert plan is not None
     rows = (
         ("budget (total x util)", plan.budget_bytes, ""),
-        ("non-expert weights", plan.non_expert_bytes, ""),
+        ("non-expert weights", plan.non_expert_bytes,
+         f"PLE {arena.ple_bytes / GIB:.2f} excluded" if arena.ple_bytes else ""),
         ("KV reserve (one max-model-len request +8%)", plan.kv_reserve_bytes,
          f"registry {arena.registry_bytes_per_token} B/token"),
         ("CUDA graphs", plan.graph_bytes, ""),
@@ -137,6 +139,16 @@ def _plan_table(log: Log, physics: Physics) -> None:
     )  # fmt: skip
     for label, size_bytes, tail in rows:
         log.say("expert_plan.py:388", f"{label:<44} {size_bytes / GIB:7.2f} GiB     {tail}".rstrip())
+    if arena.host_bytes is not None and plan.host_usable_bytes is not None:
+        tail = f"host usable {plan.host_usable_bytes / GIB:.1f} of MemAvailable {arena.host_bytes / GIB:.1f}"
+        log.say("expert_plan.py:391", f"{'host-backed experts (per rank)':<44} {plan.host_experts_bytes / GIB:7.2f} GiB     {tail}")
+        if plan.host_experts_bytes * physics.ranks > plan.host_usable_bytes:
+            raise Failure(
+                "ExpertPlanError",
+                f"host-backed experts of {physics.ranks} ranks take {plan.host_experts_bytes * physics.ranks / GIB:.2f}"
+                f" GiB of host memory; usable are {plan.host_usable_bytes / GIB:.2f} GiB",
+                (*SERVE, "engine_config", "expert_plan"),
+            )
     if plan.slots < arena.slots_min:
         raise Failure(
             "ExpertPlanError",

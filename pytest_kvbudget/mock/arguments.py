@@ -26,10 +26,15 @@ class Arguments(msgspec.Struct, kw_only=True):
     kv_cache_dtype: str = "auto"
     tensor_parallel_size: int | None = None
     enforce_eager: bool = False
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None
+    additional_config: str = "{}"
     host: str = ""
     port: int = 8000
     served_model_name: str | None = None
     expert_precise_memory: bool = False
+    expert_offload_mem: float | None = None
+    """Host memory for experts, GiB over all ranks."""
     given: dict[str, Any] = {}
     """Everything that was given, by field name, as vLLM prints its non-default arguments."""
 
@@ -69,6 +74,11 @@ _VALUES: Final = {
     "kv-cache-memory-bytes": _integer,
     "kv-cache-dtype": _kv_dtype,
     "tensor-parallel-size": int,
+    "block-size": int,
+    "num-gpu-blocks-override": int,
+    "additional-config": str,
+    "hf-overrides": str,
+    "optimization-level": int,
     "host": str,
     "port": int,
     "served-model-name": str,
@@ -84,9 +94,10 @@ _SWITCHES: Final = {
     "enable-prefix-caching",
     "no-enable-prefix-caching",
     "enable-chunked-prefill",
+    "no-disable-hybrid-kv-cache-manager",
     "disable-log-stats",
 }
-_FORK_VALUES: Final = {"expert-offload-mem": str, "expert-resident-layers": str}
+_FORK_VALUES: Final = {"expert-offload-mem": float, "expert-resident-layers": str}
 _FORK_SWITCHES: Final = {"enable-expert-offload", "expert-precise-memory", "expert-direct-load"}
 _SHORT: Final = {"-tp": "tensor-parallel-size", "-q": "quantization"}
 

@@ -1,4 +1,7 @@
-"""The simulated cards: one process per device tree that owns their memory and shows it as amdgpu's sysfs does.
+"""The simulated cards: one process per device tree that owns their memory and shows it in sysfs.
+
+Cards are shown as amdgpu shows them. On Neuron a "card" is a physical NeuronCore, shown as AWS' driver 2.24 shows it,
+and the memory belongs to the HBM stack that some of them share.
 
 Ranks of engines connect to it and ask for memory. It refuses what does not fit, so engines on one card contend, and
 frees everything of a client whose connection closes, so memory comes back when a process dies, however it dies.
@@ -24,6 +27,20 @@ if TYPE_CHECKING:
 DEADLINE_S: Final = 5.0
 CARDS_FOLDER: Final = "class/drm"
 GTT_TOTAL_BYTES: Final = 16 * 2**30
+AMD_VENDOR: Final = "0x1002"
+IDLE_KIND: Final = "driver_memory"
+NEURON_DRIVER: Final = "2.24.7.0"
+NEURON_DEVICES: Final = {
+    "trn1": ("Trainium1", 2, 1),
+    "trn2": ("Trainium2", 8, 2),
+    "trn3": ("Trainium3", 8, 2),
+    "inf2": ("Inferentia2", 2, 1),
+}
+"""Name of a device, its physical cores, and those that share an HBM stack (facts, section 4)."""
+NEURON_CATEGORIES: Final = (
+    "collectives", "constants", "dma_rings", "driver_memory", "model_code", "model_shared_scratchpad",
+    "nonshared_scratchpad", "notifications", "runtime_memory", "tensors", "uncategorized",
+)  # fmt: skip
 
 
 class DriverError(RuntimeError):
@@ -36,56 +53,150 @@ def socket_name(sysfs: str | Path) -> str:
     return f"\0kvbudget-mock-{os.getuid()}-{digest}"
 
 
-class Cards:
-    """The memory of all cards, and the files that show it."""
+class DrmTree:
+    """Cards of amdgpu below ``class/drm``."""
 
-    def __init__(self, sysfs: str, total_bytes: int, idle_bytes: int, vendor: str) -> None:
-        self.total_bytes = total_bytes
-        self.idle_bytes = idle_bytes
+    def __init__(self, sysfs: str, vendor: str) -> None:
         self._drm = os.path.join(sysfs, CARDS_FOLDER)  # noqa: PTH118 - pathlib would double the start time
         self._vendor = vendor
-        self._used: list[int] = []
+        self.sharing = 1
+        """Cards that share one memory."""
+
+    def plug(self, card: int, total_bytes: int) -> None:
+        """Make a card's files."""
+        os.makedirs(f"{self._drm}/card{card}/device", exist_ok=True)  # noqa: PTH103
+        connector = f"{self._drm}/card{card}-DP-1"
+        os.makedirs(connector, exist_ok=True)  # noqa: PTH103
+        _replace(f"{connector}/status", "disconnected")
+        for name, value in (
+            ("vendor", self._vendor),
+            ("mem_info_gtt_total", GTT_TOTAL_BYTES),
+            ("mem_info_gtt_used", 0),
+            ("mem_info_vram_total", total_bytes),
+        ):
+            _replace(f"{self._drm}/card{card}/device/{name}", value)
+
+    def show(self, card: int, held: dict[str, int], changed: str) -> None:
+        """Show what is held; ``changed`` is the kind of memory that did."""
+        del changed
+        _replace(f"{self._drm}/card{card}/device/mem_info_vram_used", sum(held.values()))
+
+
+class NeuronTree:
+    """Neuron devices below ``devices/virtual/neuron_device``: of memory, ``total`` is what is in use now."""
+
+    def __init__(self, sysfs: str, platform: str) -> None:
+        self._root = f"{sysfs}/devices/virtual/neuron_device"
+        self._module = f"{sysfs}/module/neuron"
+        self._name, self._cores, self.sharing = NEURON_DEVICES[platform]
+        self._peaks: dict[tuple[int, str], int] = {}
+        self._totals: dict[tuple[int, str], int] = {}
+
+    def _core(self, core: int) -> str:
+        device, number = divmod(core, self._cores)
+        return f"{self._root}/neuron{device}/neuron_core{number}/stats/memory_usage/device_mem"
+
+    def plug(self, core: int, total_bytes: int) -> None:
+        """Make the files of a core, and of its device with the first one."""
+        del total_bytes
+        device, number = divmod(core, self._cores)
+        if number == 0:
+            os.makedirs(self._module, exist_ok=True)  # noqa: PTH103
+            _replace(f"{self._module}/version", NEURON_DRIVER)
+            os.makedirs(f"{self._root}/neuron{device}/info/architecture", exist_ok=True)  # noqa: PTH103
+            _replace(f"{self._root}/neuron{device}/info/architecture/device_name", self._name)
+            _replace(f"{self._root}/neuron{device}/core_count", self._cores)
+        for category in ("", *NEURON_CATEGORIES):
+            os.makedirs(f"{self._core(core)}/{category}", exist_ok=True)  # noqa: PTH103
+            self._write(core, category, 0)
+
+    def show(self, core: int, held: dict[str, int], changed: str) -> None:
+        """Show what is held; ``changed`` is the category that did."""
+        self._write(core, changed, held.get(changed, 0))
+        self._write(core, "", sum(held.values()))
+
+    def _write(self, core: int, category: str, now_bytes: int) -> None:
+        key, folder = (core, category), f"{self._core(core)}/{category}"
+        self._peaks[key] = max(now_bytes, self._peaks.get(key, 0))
+        _replace(f"{folder}/present", now_bytes - self._totals.get(key, 0))
+        _replace(f"{folder}/peak", self._peaks[key])
+        _replace(f"{folder}/total", now_bytes)
+        self._totals[key] = now_bytes
+
+
+class Cards:
+    """The memory of all cards, and the files that show it.
+
+    Args:
+        tree: what shows them.
+        what: a word for them, the same for the same kind.
+        total_bytes: of one memory, which ``tree.sharing`` cards have together.
+        idle_bytes: in use on the first memory when it is idle.
+        skew_bytes: so many more on each memory than on the one before.
+    """
+
+    def __init__(
+        self, tree: DrmTree | NeuronTree, what: str, total_bytes: int, idle_bytes: int, skew_bytes: int
+    ) -> None:
+        self.what = what
+        self.total_bytes = total_bytes
+        self.idle_bytes = idle_bytes
+        self.skew_bytes = skew_bytes
+        self._tree = tree
+        self._held: list[dict[str, int]] = []
+        """Per card, bytes by kind of memory."""
 
     def __len__(self) -> int:
-        return len(self._used)
+        return len(self._held)
 
     def plug(self, count: int) -> None:
         """Have at least ``count`` cards."""
-        for card in range(len(self._used), count):
-            self._used.append(self.idle_bytes)
-            os.makedirs(f"{self._drm}/card{card}/device", exist_ok=True)  # noqa: PTH103
-            connector = f"{self._drm}/card{card}-DP-1"
-            os.makedirs(connector, exist_ok=True)  # noqa: PTH103
-            _replace(f"{connector}/status", "disconnected")
-            for name, value in (
-                ("vendor", self._vendor),
-                ("mem_info_gtt_total", GTT_TOTAL_BYTES),
-                ("mem_info_gtt_used", 0),
-                ("mem_info_vram_total", self.total_bytes),
-            ):
-                _replace(f"{self._drm}/card{card}/device/{name}", value)
-            self._show(card)
+        for card in range(len(self._held), count):
+            self._held.append({})
+            self._tree.plug(card, self.total_bytes)
+            self._idle(card)
+
+    def _idle(self, card: int) -> None:
+        memory, place = divmod(card, self._tree.sharing)
+        kinds = {*self._held[card], IDLE_KIND}
+        self._held[card] = {IDLE_KIND: 0 if place else self.idle_bytes + memory * self.skew_bytes}
+        for kind in kinds:
+            self._tree.show(card, self._held[card], kind)
+
+    def sharers(self, card: int) -> range:
+        """Cards that have one memory together."""
+        first = card // self._tree.sharing * self._tree.sharing
+        return range(first, min(first + self._tree.sharing, len(self._held)))
 
     def free_bytes(self, card: int) -> int:
         """Bytes of a card that nobody uses."""
-        return self.total_bytes - self._used[card]
+        return self.total_bytes - sum(sum(self._held[one].values()) for one in self.sharers(card))
 
-    def take(self, card: int, size_bytes: int) -> bool:
-        """Take memory (give it back when negative); whether it was there."""
-        if size_bytes > self.free_bytes(card):
+    def take(self, card: int, size_bytes: int, kind: str = "", limit_bytes: int | None = None) -> bool:
+        """Take memory (give it back when negative); whether it was there.
+
+        ``limit_bytes`` is what can be had of the memory in all, where that is less than its size.
+        """
+        out_of_reach_bytes = 0 if limit_bytes is None else self.total_bytes - limit_bytes
+        if size_bytes > self.free_bytes(card) - out_of_reach_bytes:
             return False
-        self._used[card] += size_bytes
-        self._show(card)
+        self._held[card][kind] = self._held[card].get(kind, 0) + size_bytes
+        self._tree.show(card, self._held[card], kind)
         return True
+
+    def kinds(self, card: int) -> str:
+        """What is held, as ``CARD:KIND=BYTES`` words, for all cards with this one's memory."""
+        return " ".join(
+            f"{one}:{kind}={size_bytes}"
+            for one in self.sharers(card)
+            for kind, size_bytes in self._held[one].items()
+            if size_bytes
+        )
 
     def idle(self) -> None:
         """Show every card as idle."""
-        for card in range(len(self._used)):
-            self._used[card] = self.idle_bytes
-            self._show(card)
-
-    def _show(self, card: int) -> None:
-        _replace(f"{self._drm}/card{card}/device/mem_info_vram_used", self._used[card])
+        for card in range(len(self._held)):
+            self._idle(card)
 
 
 def _replace(path: str, value: object) -> None:
@@ -98,8 +209,8 @@ def _replace(path: str, value: object) -> None:
 class Driver:
     """Serves clients until the last one and the last owner are gone.
 
-    Requests are lines: ``spec``, ``plug COUNT``, ``owner PID``, ``mem CARD``, ``alloc CARD BYTES`` and
-    ``free CARD BYTES``.
+    Requests are lines: ``spec``, ``plug COUNT``, ``owner PID``, ``mem CARD``, ``kinds CARD``, ``claim CARD``,
+    ``alloc CARD BYTES [KIND [LIMIT]]`` and ``free CARD BYTES [KIND]``.
     """
 
     def __init__(self, listener: socket.socket, cards: Cards, owner_pid: int) -> None:
@@ -107,7 +218,8 @@ class Driver:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
-        self._clients: dict[socket.socket, dict[int, int]] = {}
+        self._clients: dict[socket.socket, dict[tuple[int, str], int]] = {}
+        self._claimed: dict[int, socket.socket] = {}
         self._partial: dict[socket.socket, bytes] = {}
         self._owners: dict[int, int] = {}
         """Descriptor to pid."""
@@ -145,8 +257,9 @@ class Driver:
             self._selector.unregister(client)
             client.close()
             del self._partial[client]
-            for card, size_bytes in self._clients.pop(client).items():
-                self._cards.take(card, -size_bytes)
+            for (card, kind), size_bytes in self._clients.pop(client).items():
+                self._cards.take(card, -size_bytes, kind)
+            self._claimed = {card: owner for card, owner in self._claimed.items() if owner is not client}
             return
         *lines, self._partial[client] = (self._partial[client] + data).split(b"\n")
         for line in lines:
@@ -157,25 +270,32 @@ class Driver:
 
     def _answer(self, client: socket.socket, words: list[str]) -> str:
         verb, *arguments = words
-        if verb == "spec":
-            return f"{self._cards.total_bytes} {self._cards.idle_bytes}"
-        if verb in {"plug", "owner"}:
-            (self._cards.plug if verb == "plug" else self._own)(int(arguments[0]))
-            return "ok"
-        return self._memory(client, verb, int(arguments[0]), *map(int, arguments[1:]))
-
-    def _memory(self, client: socket.socket, verb: str, card: int, size_bytes: int = 0) -> str:
         cards = self._cards
+        if verb == "spec":
+            return f"{cards.total_bytes} {cards.idle_bytes} {cards.skew_bytes} {cards.what}"
+        if verb in {"plug", "owner"}:
+            (cards.plug if verb == "plug" else self._own)(int(arguments[0]))
+            return "ok"
+        card = int(arguments[0])
         if not 0 <= card < len(cards):
             return f"no-card {len(cards)}"
         if verb == "mem":
             return f"mem {cards.free_bytes(card)}"
-        held = self._clients[client]
+        if verb == "kinds":
+            return f"kinds {cards.kinds(card)}"
+        if verb == "claim":
+            return f"claimed {int(self._claimed.setdefault(card, client) is client)}"
+        return self._memory(client, verb, card, int(arguments[1]), *arguments[2:])
+
+    def _memory(
+        self, client: socket.socket, verb: str, card: int, size_bytes: int, kind: str = "", limit: str = ""
+    ) -> str:
+        cards, held, key = self._cards, self._clients[client], (card, kind)
         if verb == "free":
-            size_bytes = -min(size_bytes, held.get(card, 0))
-        if not cards.take(card, size_bytes):
+            size_bytes = -min(size_bytes, held.get(key, 0))
+        if not cards.take(card, size_bytes, kind, int(limit) if limit else None):
             return f"refused {cards.free_bytes(card)}"
-        held[card] = held.get(card, 0) + size_bytes
+        held[key] = held.get(key, 0) + size_bytes
         return f"ok {cards.free_bytes(card)}"
 
     def _own(self, pid: int) -> None:
@@ -233,14 +353,30 @@ class DriverClient:
             raise DriverError(f"the simulated host in {self._sysfs} has {number} cards; card {card} is not there")
         return int(number)
 
-    def alloc(self, card: int, size_bytes: int) -> tuple[bool, int]:
+    def alloc(
+        self, card: int, size_bytes: int, kind: str = "", limit_bytes: int | None = None
+    ) -> tuple[bool, int]:
         """Ask for memory: whether it was there, and the free bytes after (or without) it."""
-        verb, free_bytes = self.ask("alloc", card, size_bytes)
+        words = [] if limit_bytes is None else [limit_bytes]
+        verb, free_bytes = self.ask("alloc", card, size_bytes, *([kind] if kind else []), *words)
         return verb == "ok", int(free_bytes)
 
-    def free(self, card: int, size_bytes: int) -> None:
+    def free(self, card: int, size_bytes: int, kind: str = "") -> None:
         """Give memory back."""
-        self.ask("free", card, size_bytes)
+        self.ask("free", card, size_bytes, *([kind] if kind else []))
+
+    def claim(self, card: int) -> bool:
+        """Ask for a card for this client alone; whether it is. It stays so until the connection is closed."""
+        return self.ask("claim", card)[1] == "1"
+
+    def kinds(self, card: int) -> dict[tuple[int, str], int]:
+        """Bytes by card and kind of memory, for all cards that have this one's memory."""
+        found = {}
+        for word in self.ask("kinds", card)[1:]:
+            name, _, size_bytes = word.partition("=")
+            where, _, kind = name.partition(":")
+            found[int(where), kind] = int(size_bytes)
+        return found
 
     def close(self) -> None:
         """Give everything back."""
@@ -279,26 +415,39 @@ def ensure_driver(sysfs: str | Path, spec: MockDevice, owner_pid: int, *, cards:
 
 def _adopt(client: DriverClient, sysfs: str | Path, spec: MockDevice, owner_pid: int, cards: int) -> None:
     try:
-        found = [int(word) for word in client.ask("spec")]
-        expected = [spec.device_total, spec.idle_bytes]
+        found = client.ask("spec")
+        expected = [str(word) for word in (spec.device_total, spec.idle_bytes, spec.device_skew, _what(spec))]
         if found == expected:
-            client.ask("plug", cards)
+            client.ask("plug", _units(spec, cards))
             client.ask("owner", owner_pid)
             return
     except DriverError as error:
         # it was about to leave; the next one will not be
         raise ConnectionResetError(str(error)) from None
     raise DriverError(
-        f"{sysfs}: a running driver simulates cards of {found[0]} bytes with {found[1]} in use when idle, not"
-        f" {expected[0]} and {expected[1]}; let its runs end, or give this target another folder with 'sysfs'"
+        f"{sysfs}: a running driver simulates cards of {found[0]} bytes with {found[1]} in use when idle ({found[2]}"
+        f" more on each, {found[3]}), not {expected[0]} and {expected[1]} ({expected[2]}, {expected[3]}); let its runs"
+        " end, or give this target another folder with 'sysfs'"
     )
+
+
+def _what(spec: MockDevice) -> str:
+    return spec.platform if spec.dialect == "neuron" else "amdgpu"
+
+
+def _units(spec: MockDevice, cards: int) -> int:
+    """Cards that the driver has: on Neuron all physical cores of as many devices as the logical cores may take."""
+    if spec.dialect != "neuron":
+        return cards
+    _, cores, sharing = NEURON_DEVICES[spec.platform]
+    return -(-cards * sharing // cores) * cores
 
 
 def _start(sysfs: str | Path, spec: MockDevice, owner_pid: int, cards: int) -> None:
     """Run the driver's launcher, which ends as soon as the driver listens, or another one does."""
-    argv = [sys.executable, "-I", "-S", __file__, "--sysfs", str(sysfs), "--cards", str(cards),
-            "--total", str(spec.device_total), "--idle", str(spec.idle_bytes),
-            "--owner-pid", str(owner_pid)]  # fmt: skip
+    argv = [sys.executable, "-I", "-S", __file__, "--sysfs", str(sysfs), "--cards", str(_units(spec, cards)),
+            "--total", str(spec.device_total), "--idle", str(spec.idle_bytes), "--skew", str(spec.device_skew),
+            "--what", _what(spec), "--owner-pid", str(owner_pid)]  # fmt: skip
     null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
     pid = os.posix_spawn(sys.executable, argv, os.environ, file_actions=null)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -309,7 +458,7 @@ def _start(sysfs: str | Path, spec: MockDevice, owner_pid: int, cards: int) -> N
 
 
 def main(arguments: list[str]) -> int:
-    """``--sysfs DIR --cards N --total BYTES --idle BYTES --owner-pid PID [--vendor 0x1002]``; goes to background."""
+    """``--sysfs DIR --cards N --total BYTES --idle BYTES --skew BYTES --what KIND --owner-pid PID``; goes to background."""
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     sysfs = options["--sysfs"]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -317,7 +466,9 @@ def main(arguments: list[str]) -> int:
         listener.bind(socket_name(sysfs))
     except OSError:
         return 0
-    cards = Cards(sysfs, int(options["--total"]), int(options["--idle"]), options.get("--vendor", "0x1002"))
+    what = options["--what"]
+    tree = DrmTree(sysfs, AMD_VENDOR) if what == "amdgpu" else NeuronTree(sysfs, what)
+    cards = Cards(tree, what, int(options["--total"]), int(options["--idle"]), int(options["--skew"]))
     cards.plug(int(options["--cards"]))
     listener.listen(128)
     if os.fork():

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,24 @@ def set_title(title: str) -> None:
 
 
 class Log:
-    """Writes records as vLLM 0.32 does, one write per record so that processes do not mix within one."""
+    """Writes records as vLLM 0.32 does, one write per record so that processes do not mix within one.
 
-    def __init__(self, process: str) -> None:
-        self.prefix = f"({process} pid={os.getpid()})"
+    Args:
+        process: name of the process, as records show it.
+        pid: its id; default: this process.
+        sink: what takes text; default: standard output.
+    """
+
+    def __init__(self, process: str, *, pid: int | None = None, sink: Callable[[str | bytes], None] | None = None) -> None:
+        self.pid = os.getpid() if pid is None else pid
+        self.prefix = f"({process} pid={self.pid})"
+        self.raw = raw if sink is None else sink
+        """Prints as it is, without a prefix."""
 
     def write(self, level: str, where: str, text: str) -> None:
         """A record; every line of it carries the prefix."""
         stamp = time.strftime("%m-%d %H:%M:%S")
-        raw("".join(f"{self.prefix} {level} {stamp} [{where}] {line}\n" for line in text.split("\n")))
+        self.raw("".join(f"{self.prefix} {level} {stamp} [{where}] {line}\n" for line in text.split("\n")))
 
     def say(self, where: str, text: str) -> None:
         """An INFO record of ``file.py:line``."""

@@ -1,20 +1,16 @@
-"""One rank of the engine on one card: what it allocates in each phase, and what it prints about it."""
+"""One rank of vLLM on one GPU: what it allocates in each phase, and what it prints about it."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import signal
 import time
-from typing import Final, NoReturn
+from typing import Final
 
-from pytest_kvbudget.mock.driver import DriverClient
-from pytest_kvbudget.mock.failures import Failure, Usage, out_of_memory
+from pytest_kvbudget.mock.base import WEIGHT_SHARDS, BaseRank, Memory
+from pytest_kvbudget.mock.failures import Failure, out_of_memory
 from pytest_kvbudget.mock.physics import Physics, decode_sizes
-from pytest_kvbudget.mock.process import Log, gib, raw
+from pytest_kvbudget.mock.process import Log, gib
+from pytest_kvbudget.mock.spec import Arena
 
-WEIGHT_SHARDS: Final = 16
-"""Slices in which weights are allocated, so that a load that does not fit fails on its way."""
 FIT_BUFFER_BYTES: Final = 150 * 2**20
 """vLLM's margin in the pool sizes that it suggests (``gpu_worker.py``)."""
 
@@ -32,22 +28,16 @@ PHASE_FRAMES: Final = {
 _CAPTURE: Final = PHASE_FRAMES["graph_capture"]
 
 
-class Rank:
-    """Allocates on its card through the driver; its methods are the phases, in order. They raise `Failure`."""
+class Rank(BaseRank):
+    """Allocates on its card through the driver."""
 
-    def __init__(self, physics: Physics, rank: int, cards: list[int], log: Log, sysfs: str) -> None:
-        self.physics = physics
-        self.rank = rank
-        self._cards = cards
-        self._log = log
-        self._first = rank == 0
-        self._client = DriverClient(sysfs)
-        self._usage = Usage()
+    frames = PHASE_FRAMES
+
+    def __init__(self, physics: Physics, rank: int, cards: list[int], log: Log, memory: Memory) -> None:
+        super().__init__(physics, rank, cards, log, memory)
         self._free_at_start = 0
         self._consumed = 0
         self._available = 0
-        self._peak_request = 0
-        self._seconds = physics.spec.seconds
 
     def start(self) -> int:
         """Worker init: the gate on free memory."""
@@ -62,7 +52,7 @@ class Rank:
         self._log.say(
             "parallel_state.py:2350", f"rank {self.rank} in world size {physics.ranks} is assigned as {place}"
         )
-        time.sleep(self._seconds.worker_init)
+        self._pause("worker_init")
         self._free_at_start = self._free()
         if self._free_at_start < physics.requested_bytes:
             raise Failure(
@@ -86,10 +76,10 @@ class Rank:
         if physics.arena_plan is not None and physics.spec.arena is not None:
             weights += physics.arena_plan.arena_bytes(physics.spec.arena)
         try:
-            self._alloc(physics.spec.non_torch, frames, torch=False)
+            self._alloc(physics.non_torch_bytes(self.rank), frames, torch=False)
             for shard in range(WEIGHT_SHARDS):
                 self._alloc(weights * (shard + 1) // WEIGHT_SHARDS - weights * shard // WEIGHT_SHARDS, frames)
-                time.sleep(self._seconds.weights_load / WEIGHT_SHARDS)
+                self._pause("weights_load", WEIGHT_SHARDS)
         except Failure as failure:
             self._log.fail(
                 "gpu_model_runner.py:5147",
@@ -99,6 +89,8 @@ class Rank:
                 f" {failure.text})",
             )
             raise
+        if self._first and physics.spec.arena is not None and physics.spec.arena.ple_bytes:
+            self._lock_embeddings(physics.spec.arena)
         if self._first:
             taken = time.monotonic() - began
             self._log.say("default_loader.py:430", f"Loading weights took {taken:.2f} seconds")
@@ -107,20 +99,29 @@ class Rank:
             )
         return 0
 
+    def _lock_embeddings(self, arena: Arena) -> None:
+        """The fork's process that keeps per-layer embeddings in host memory says whether they are locked there."""
+        log = Log("PleOffloadWorker", pid=self._log.pid, sink=self._log.raw)
+        size = gib(arena.ple_bytes)
+        if arena.memlock_bytes is None or arena.ple_bytes <= arena.memlock_bytes:
+            log.say("ple_offload.py:211", f"PLE offload: locked {size} GiB of PLE weights in RAM")
+        else:
+            log.caution("ple_offload.py:219", f"PLE offload: locked 0.0 GiB, FAILED to lock {size} GiB")
+
     def profile(self) -> int:
         """Run the largest step, and say how many bytes are left for the KV cache."""
         self._enter("profile")
         physics, spec, pinned = self.physics, self.physics.spec, self.physics.arguments.kv_cache_memory_bytes
         before = self._free_at_start - self._free()
         self._alloc(physics.activation_bytes, ("available", "profile_run", "dummy_run"))
-        time.sleep(self._seconds.profile)
+        self._pause("profile")
         self._release(physics.activation_bytes)
         free_now = self._free()
         if spec.dialect == "rdna4":
             self._log.say(
                 "gpu_worker.py:655",
                 f"memory after profile: torch reserved {gib(self._usage.torch)} GiB, torch allocated"
-                f" {gib(self._usage.torch)} GiB, non-torch {gib(spec.non_torch)} GiB (before load: non-torch"
+                f" {gib(self._usage.torch)} GiB, non-torch {gib(physics.non_torch_bytes(self.rank))} GiB (before load: non-torch"
                 f" {gib(spec.idle_bytes)} GiB)",
             )
         if pinned is not None:
@@ -154,10 +155,16 @@ class Rank:
         if self.physics.arguments.enforce_eager:
             return 0
         began = time.monotonic()
-        time.sleep(self._seconds.compile)
+        self._pause("compile")
         if self._first:
-            step = self.physics.arguments.max_num_batched_tokens
-            taken = time.monotonic() - began
+            step, taken = self.physics.batched_tokens, time.monotonic() - began
+            if self.physics.spec.keeps_cache and not self.physics.cold:
+                self._log.say(
+                    "backends.py:344",
+                    f"Directly load the compiled graph(s) for compile range (1, {step}) from the cache, took"
+                    f" {taken:.3f} s",
+                )
+                return 0
             self._log.say("backends.py:1089", f"Dynamo bytecode transform time: {taken / 4:.2f} s")
             self._log.say("backends.py:390", f"Compiling a graph for compile range (1, {step}) takes {taken / 2:.2f} s")
             self._log.say("monitor.py:53", f"torch.compile took {taken:.2f} s in total")
@@ -176,7 +183,7 @@ class Rank:
 
     def _estimate_graphs(self) -> None:
         sizes = self.physics.graph_sizes
-        if not sizes:
+        if not sizes or not self.physics.graph_estimate_bytes:
             return
         decode = decode_sizes(sizes, self.physics.arguments.max_num_seqs)
         groups = f"PIECEWISE={len(sizes)} (largest={sizes[-1]})"
@@ -220,16 +227,16 @@ class Rank:
         self._enter("kv_alloc")
         physics = self.physics
         seqs = physics.arguments.max_num_seqs
-        if physics.state_bytes and physics.graph_sizes and seqs > blocks:
+        if physics.state_bytes and physics.graph_sizes and seqs > blocks // physics.state_blocks:
             raise Failure(
                 "ValueError",
-                f"max_num_seqs ({seqs}) exceeds available Mamba cache blocks ({blocks}). Each decode sequence requires"
+                f"max_num_seqs ({seqs}) exceeds available Mamba cache blocks ({blocks // physics.state_blocks}). Each decode sequence requires"
                 " one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most"
-                f" {blocks} or increase gpu_memory_utilization.",
+                f" {blocks // physics.state_blocks} or increase gpu_memory_utilization.",
                 ("initialize", "attn_backend", "resolve_mode"),
             )
         self._alloc(blocks * physics.block_bytes, ("initialize", "kv_cache", "kv_tensors", "allocate"))
-        time.sleep(self._seconds.kv_alloc)
+        self._pause("kv_alloc")
         return 0
 
     def capture(self) -> int:
@@ -251,22 +258,22 @@ class Rank:
             self._alloc(spec.graph_base, _CAPTURE, private=True)
             for done, _ in enumerate(sizes, 1):
                 self._alloc(spec.graph_per_size, _CAPTURE, private=True)
-                time.sleep(self._seconds.graph_capture / len(sizes))
+                self._pause("graph_capture", len(sizes))
                 self._bar(name, done, len(sizes))
         finally:
             if self._first:
-                raw("\n")
+                self._log.raw("\n")
         decode = decode_sizes(sizes, physics.arguments.max_num_seqs)
         if decode and self._first:
             self._bar("Capturing CUDA graphs (decode, FULL)", len(decode), len(decode))
-            raw("\n")
+            self._log.raw("\n")
         taken = physics.graph_bytes
         if self._first:
             self._log.say(
                 "gpu_model_runner.py:6581",
                 f"Graph capturing finished in {time.monotonic() - began:.0f} secs, took {taken / 2**30:.2f} GiB",
             )
-        if physics.arguments.kv_cache_memory_bytes is None:
+        if physics.arguments.kv_cache_memory_bytes is None and physics.graph_estimate_bytes:
             difference = abs(taken - physics.graph_estimate_bytes)
             self._log.say(
                 "gpu_worker.py:971",
@@ -284,13 +291,13 @@ class Rank:
             self._summarise(physics.graph_bytes)
         if not physics.graph_sizes:
             self._warm_up_eager()
-        time.sleep(self._seconds.warmup)
+        self._pause("warmup")
         return 0
 
     def _bar(self, name: str, done: int, total: int) -> None:
         if self._first:
             percent = 100 * done // total
-            raw(f"\r{name}: {percent:3d}%|{'█' * (percent // 10):<10}| {done}/{total}")
+            self._log.raw(f"\r{name}: {percent:3d}%|{'█' * (percent // 10):<10}| {done}/{total}")
 
     def _warm_up_eager(self) -> None:
         try:
@@ -330,16 +337,6 @@ class Rank:
         self._peak_request = max(self._peak_request, peak)
         return 0
 
-    def leave_orphan(self) -> None:
-        """Fork a process of its own session that keeps the connection to the driver, and with it the memory."""
-        if os.fork() == 0:
-            os.setsid()
-            kept = self._client.fileno()
-            os.closerange(3, kept)
-            os.closerange(kept + 1, 4096)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            hang()
-
     def _free(self) -> int:
         return self._client.free_bytes(self._cards[self.rank])
 
@@ -360,29 +357,3 @@ class Rank:
     def _release(self, size_bytes: int) -> None:
         self._client.free(self._cards[self.rank], size_bytes)
         self._usage.torch -= size_bytes
-
-    def _enter(self, phase: str) -> None:
-        """Faults that a rank commits on entering a phase."""
-        faults = self.physics.spec.faults
-        if faults.hang_in == phase:
-            hang()
-        if not self._first:
-            return
-        if faults.garbage_in == phase:
-            print_garbage(self.physics.spec.seed)
-        if faults.error_in == phase:
-            raise Failure("ValueError", "arange's range must be a power of 2", (*PHASE_FRAMES[phase], "arange"))
-
-
-def hang() -> NoReturn:
-    """Make no progress, for ever."""
-    while True:
-        signal.pause()
-
-
-def print_garbage(seed: int) -> None:
-    """Bytes that are no text, half lines, a lone carriage return and a line of a megabyte."""
-    raw(hashlib.shake_128(str(seed).encode()).digest(4096))
-    raw(b"\x00\xff\xfe half a line without an end \r")
-    raw(b"x" * 2**20 + b"\n")
-    raw(b"\xc3\n INFO 99-99 99:99:99 [\n(EngineCore pid=) \n")

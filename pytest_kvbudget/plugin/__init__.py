@@ -14,8 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from pytest_kvbudget.config import LoadedTarget
     from pytest_kvbudget.ledger.model import BootLedger
-    from pytest_kvbudget.plugin.engine import KvEngine, KvRung
+    from pytest_kvbudget.plugin.engine import KvEngine, KvRung, KvTrace
     from pytest_kvbudget.plugin.session import KvSession, Serve
+    from pytest_kvbudget.plugin.survival import KvSurvival
     from pytest_kvbudget.shape import Shape
 
 SESSION_FIXTURE: Final = "_kvbudget"
@@ -28,12 +29,17 @@ MARKERS: Final = {
     "find the largest value that boots and serves, one boot per rung",
     "boot_gate": "boot_gate(windows=1, min_tokens=None): the engine boots, and by its own count its KV cache holds "
     "that many windows (and tokens)",
+    "knife_edge": "knife_edge(prompt_tokens=16, max_tokens=None, min_free=None, hold=4096, prefill=True, "
+    "concurrency=1, timeout=1800): after the body, the engine lives through its largest real request",
     "kv_shape": "kv_shape(**fields): what this test asks of its engine; sizes as text ('76 MiB') or bytes",
 }
 _KEYWORDS: Final = frozenset(
-    ("axis", "start", "floor", "quantum", "strategy", "pool", "windows", "confirm", "first", "min_tokens")
+    (
+        *("axis", "start", "floor", "quantum", "strategy", "pool", "windows", "confirm", "first", "min_tokens"),
+        *("prompt_tokens", "max_tokens", "min_free", "hold", "prefill", "concurrency"),
+    )
 )
-_BOOTING: Final = ("ladder", "boot_gate")
+_BOOTING: Final = ("ladder", "boot_gate", "knife_edge")
 _session: Final = pytest.StashKey[Any]()
 
 
@@ -187,3 +193,18 @@ def kv_ledger(request: pytest.FixtureRequest, _kvbudget: KvSession) -> BootLedge
 def kv_rung(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvRung:
     """The rung of a ladder that this run of the body is about; its engine is up."""
     return _kvbudget.rung(request)
+
+
+@pytest.fixture
+def kv_survival(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvSurvival:
+    """Sends the engine its largest real request: ``kv_survival.check()``, with the arguments of ``knife_edge``."""
+    from pytest_kvbudget.plugin.survival import KvSurvival  # noqa: PLC0415 - heavy
+
+    _kvbudget.engine(request)
+    return KvSurvival(_kvbudget, request.node)
+
+
+@pytest.fixture
+def kv_trace(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvTrace:
+    """Device memory of the test's engine since before its launch."""
+    return _kvbudget.engine(request).trace

@@ -5,13 +5,15 @@ from __future__ import annotations
 import unittest
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from pytest_kvbudget.climb import LadderSpec, SpecError, check_spec
 from pytest_kvbudget.config import ConfigError, decode
-from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.engine.survival import DEFAULT_HOLD, SurvivalSpec
+from pytest_kvbudget.shape import Shape, SizeBytes
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,33 @@ class BootGate:
 
     windows: int = 1
     min_tokens: int | None = None
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class KnifeEdge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``knife_edge`` asks: the largest real request, and what must be left of device memory."""
+
+    prompt_tokens: _Count = 16
+    max_tokens: _Count | None = None
+    min_free: SizeBytes | None = None
+    hold: _Count = DEFAULT_HOLD
+    prefill: bool = True
+    concurrency: _Count = 1
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
+
+    @property
+    def spec(self) -> SurvivalSpec:
+        """The requests to send."""
+        return SurvivalSpec(
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+            hold=self.hold,
+            prefill=self.prefill,
+            concurrency=self.concurrency,
+            timeout_s=self.timeout,
+        )
 
 
 class MarkerError(Exception):
@@ -36,7 +65,7 @@ def problems(items: Iterable[pytest.Function]) -> list[str]:
                 f"{name}: is a method of unittest.TestCase, which gets no fixtures; write a function or a plain class"
             ] = None
             continue
-        for check in (ladder_of, boot_gate_of, shape_changes):
+        for check in (ladder_of, boot_gate_of, knife_edge_of, shape_changes):
             try:
                 check(item)
             except MarkerError as error:
@@ -74,6 +103,28 @@ def boot_gate_of(item: pytest.Item) -> BootGate | None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise MarkerError(f"@pytest.mark.boot_gate: {name}={value!r}; expected a whole number of 1 or more")
     return BootGate(**mark.kwargs)
+
+
+def knife_edge_of(item: pytest.Item) -> KnifeEdge | None:
+    """The survival check a test asks for.
+
+    Raises:
+        MarkerError: for a wrong argument.
+    """
+    mark = item.get_closest_marker("knife_edge")
+    return None if mark is None else knife_edge(_keywords(mark), where="@pytest.mark.knife_edge:")
+
+
+def knife_edge(arguments: Mapping[str, Any], *, where: str) -> KnifeEdge:
+    """A survival check from its arguments.
+
+    Raises:
+        MarkerError: for an unknown argument, a wrong type or an impossible value.
+    """
+    try:
+        return decode(dict(arguments), KnifeEdge, where=where)
+    except ConfigError as error:
+        raise MarkerError(str(error)) from None
 
 
 def shape_changes(item: pytest.Item) -> dict[str, Any]:

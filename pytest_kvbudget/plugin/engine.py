@@ -14,6 +14,7 @@ from pytest_kvbudget.shape import Shape
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_kvbudget.device.trace import MemoryTrace, WindowMemory
     from pytest_kvbudget.engine.client import EngineClient
 
 
@@ -75,9 +76,32 @@ class KvEngine:
         return self.client.complete(prompt, max_tokens, **options)
 
     @property
+    def trace(self) -> KvTrace:
+        """Device memory since before the launch."""
+        return KvTrace(self._attempt)
+
+    @property
     def alive(self) -> bool:
         """It is up and has not died."""
         return self._attempt.serving
+
+
+class KvTrace:
+    """Device memory of an engine while it runs. Ranks that nobody can read are ``None``, never 0."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def since(self, phase: str = "launch") -> tuple[WindowMemory | None, ...]:
+        """Memory of every rank since a phase began: ``launch``, ``ready``, ``request`` or a phase of the boot.
+
+        Empty where the target has no device memory that can be read (CPU).
+        """
+        return self._attempt.memory_since(phase)
+
+    def snapshot(self) -> MemoryTrace | None:
+        """The whole trace so far."""
+        return self._attempt.memory_trace()
 
 
 @dataclass(frozen=True, kw_only=True)

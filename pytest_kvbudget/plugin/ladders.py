@@ -22,6 +22,7 @@ from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContex
 from pytest_kvbudget.plugin.outcomes import add_links, files_of, properties
 from pytest_kvbudget.plugin.rows import row_id, row_reports
 from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.plugin.survival import CHECKED
 from pytest_kvbudget.plugin.timers import is_timeout
 from pytest_kvbudget.plugin.wording import verdict_detail
 
@@ -180,8 +181,10 @@ class LadderRun:
         attempt, error = use.attempt, end.error
         if use.boot_failed or isinstance(error, pytest.skip.Exception):
             return attempt
+        if CHECKED in item.stash and attempt.record.verdict not in COUNTS_AS_PASSED:
+            return attempt
         if error is None:
-            attempt.body_passed()
+            attempt.body_ended(failed=False)
         elif is_timeout(error):
             attempt.body_unknown(end.text)
         elif isinstance(error, (AssertionError, pytest.fail.Exception)):

@@ -13,8 +13,10 @@ from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
 from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.plugin.survival import CHECKED
 from pytest_kvbudget.plugin.wording import boot_failure, described
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.verdict import Verdict
 
 PREFIX: Final = "kvbudget."
 
@@ -76,15 +78,21 @@ class Outcomes:
         ended = call.when == "call" and not use.boot_failed
         if ended:
             # An engine that died under the test is not a pass, whatever the test thought of it.
-            attempt.body_passed()
+            attempt.body_ended(failed=call.excinfo is not None)
         item.user_properties[:] = [
             *(entry for entry in item.user_properties if not entry[0].startswith(PREFIX)),
             *properties(attempt.record, attempt.record_path),
         ]
         report = yield
-        if ended and attempt.record.verdict not in COUNTS_AS_PASSED:
+        if ended and attempt.record.verdict not in COUNTS_AS_PASSED and CHECKED not in item.stash:
             report.sections.append(("Engine died during the test", boot_failure(attempt)))
-        mark = {"kind": "boot", "verdict": str(attempt.record.verdict), "header": self._session.header_once()}
+        mark: dict[str, object] = {
+            "kind": "boot",
+            "verdict": str(attempt.record.verdict),
+            "header": self._session.header_once(),
+        }
+        if ended and attempt.record.verdict is Verdict.MARGINAL:
+            mark["summary"] = [f"{item.nodeid}: MARGINAL: {attempt.record.message}", f"record: {attempt.record_path}"]
         setattr(report, ATTRIBUTE, mark)
         # pytest-html shows the links of every phase together.
         if report.when == "call" or report.failed:

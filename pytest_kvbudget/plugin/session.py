@@ -53,6 +53,7 @@ def start(config: pytest.Config) -> KvSession:
     from pytest_kvbudget.plugin.ladders import Ladders  # noqa: PLC0415 - ladders build on the session
     from pytest_kvbudget.plugin.outcomes import Outcomes  # noqa: PLC0415 - as above
     from pytest_kvbudget.plugin.rows import Rows  # noqa: PLC0415 - as above
+    from pytest_kvbudget.plugin.survival import KnifeEdges  # noqa: PLC0415 - as above
 
     session = KvSession(config, read_settings(config))
     plugins: dict[str, object] = {
@@ -60,6 +61,7 @@ def start(config: pytest.Config) -> KvSession:
         "kvbudget-timers": session.timers,
         "kvbudget-ladders": Ladders(session),
         "kvbudget-outcomes": Outcomes(session),
+        "kvbudget-knife-edges": KnifeEdges(session),
     }
     if not session.is_worker:
         plugins["kvbudget-rows"] = Rows(config)

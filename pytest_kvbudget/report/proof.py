@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pytest_kvbudget.report.numbers import amount, plain_amount, plural, words
 from pytest_kvbudget.search.model import Finding
 from pytest_kvbudget.verdict import FindingKind
@@ -30,26 +32,40 @@ def _claim(finding: Finding) -> str:
                 f"An engine booted at {passed} and passed, and the ladder ends there: nothing larger was asked for. "
                 "This shows that the ceiling fits, not that more would fail."
             )
+        case FindingKind.FLOOR_REACHED:
+            return f"An engine booted at {passed} and passed, and there is no smaller value to try."
         case FindingKind.EMPTY:
             where = failed or amount(axis.name, axis.floor)
             return (
                 f"The lowest rung of this ladder, {where}, was booted and {_how(finding)}. No rung above it can count."
-            )
-        case FindingKind.NON_MONOTONE:
-            return (
-                "A rung failed below one that passed. Memory need is expected to grow along the axis; here it did "
-                "not, so there is no single boundary to report, and the search did not bisect through it."
             )
         case FindingKind.UNDECIDED:
             so_far = f"The largest rung that passed is {passed}. " if passed else "No rung passed. "
             above = f"The smallest that failed is {failed}. " if failed else ""
             rest = "What lies between them was not decided; no verdict is not a failure."
             return f"The proof is incomplete. {so_far}{above}{rest}"
-        case FindingKind.ERROR:
-            return (
-                "A boot failed for another reason than memory, so the search stopped: such a failure says nothing "
-                "about where the boundary is."
-            )
+        case kind:
+            return _WITHOUT_NUMBERS[kind]
+
+
+_WITHOUT_NUMBERS: Final = {
+    FindingKind.NON_MONOTONE: (
+        "A rung failed below one that passed. Memory need is expected to grow along the axis; here it did not, so "
+        "there is no single boundary to report, and the search did not bisect through it."
+    ),
+    FindingKind.FLAKY: (
+        "The same rungs passed and failed when they were booted again: the boundary is a band, not a value, and no "
+        "single rung can be called the largest that passes."
+    ),
+    FindingKind.EMPTY_WINDOW: (
+        "Two neighbouring values failed for opposite reasons: with less there is too little room to allocate, with "
+        "more too little KV cache is left. No value between them exists on this grid."
+    ),
+    FindingKind.ERROR: (
+        "A boot failed for another reason than memory, so the search stopped: such a failure says nothing about "
+        "where the boundary is."
+    ),
+}
 
 
 def _how(finding: Finding) -> str:

@@ -175,7 +175,7 @@ def _kv_limit(ledger: BootLedger, axis: str, shape: Shape, windows: int, *, scal
             exact=have_blur == 0,
             loose=_compiles(ledger),
         )
-    capacity = _capacity_tokens(ledger, window)
+    capacity = capacity_tokens(ledger, window)
     if capacity is None or scaled:
         return None
     tokens, blur_tokens = capacity
@@ -195,7 +195,7 @@ def _compiles(ledger: BootLedger) -> bool:
     return ledger.family == "neuron"
 
 
-def _capacity_tokens(ledger: BootLedger, window: int | None) -> tuple[float, float] | None:
+def capacity_tokens(ledger: BootLedger, window: int | None) -> tuple[float, float] | None:
     """Tokens that the pool holds in windows of this length, and half a unit of their last digit.
 
     From vLLM 0.20.2 the token count is concurrency times window. On hybrid models earlier releases print another

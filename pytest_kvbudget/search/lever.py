@@ -60,7 +60,8 @@ def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit]) -> b
     """The line through two deficits is level, or reaches zero only below the floor.
 
     A deficit that stays is a need that the axis does not move; one that shrinks with the value itself is a pool that is
-    capped in proportion to the need. Digits too coarse to tell are no such sign.
+    capped in proportion to the need. Digits too coarse to tell are no such sign. Where the digits mislead, the floor's
+    boot passes and the search goes on.
     """
     (value, limit), (other, other_limit) = sorted((first, second), key=lambda point: point[0])
     margins = limit.margin_bytes, other_limit.margin_bytes
@@ -73,4 +74,4 @@ def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit]) -> b
     rate = limit.bytes_per_unit
     if fall <= blur:
         return rate is None or rate * apart > CLEAR * blur
-    return value + (margins[0] + CLEAR * blur) * apart / fall < axis.floor
+    return value + margins[0] * apart / fall < axis.floor

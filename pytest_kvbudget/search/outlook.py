@@ -109,6 +109,7 @@ class Outlook:
             told += [(item, weight / len(kept)) for item in kept]
             weight *= AGE_WEIGHT
         told += [(item, weight) for item in _by_prior(axis, prior) if _possible(axis, bracket, item, failed)]
+        told = [(item, weight) for item, weight in told if not any(_binds_before(other, item) for other, _ in told)]
         sure = [(item, weight) for item, weight in told if not any(_refines(other, item) for other, _ in told)]
         exact = [item.value for item, _ in told if item.spread < axis.quantum]
         guesses = [guess for item, weight in sure for guess in _guesses(axis, _smallest(axis, item, exact), weight)]
@@ -149,6 +150,11 @@ def _by_prior(axis: Axis, prior: Prior | None) -> Iterator[Prediction]:
     if prior is not None and math.isfinite(prior.value) and 0 < prior.relative < 1:
         value = min(max(prior.value, 0.0), 2.0 * axis.ceiling)
         yield Prediction(value, prior.relative * value * PRIOR_SPREAD, 0.0)
+
+
+def _binds_before(other: Prediction, item: Prediction) -> bool:
+    """Another limit is hit earlier: the boundary is that of the smallest one, whichever boot stated it."""
+    return bool(item.name and other.name) and other.name != item.name and other.value + other.spread < item.value
 
 
 def _refines(finer: Prediction, item: Prediction) -> bool:

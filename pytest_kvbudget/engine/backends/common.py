@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from pytest_kvbudget.config import LoadedTarget, engine_environment
+from pytest_kvbudget.config import ConfigError, LoadedTarget, engine_environment
+from pytest_kvbudget.device.model import DeviceMemory, MemoryProbe, ProbeError
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.units import MIB
+
+if TYPE_CHECKING:
+    from pytest_kvbudget.device.probes import Kind
+
+CRITICAL: Final = r"^VLLM::(EngineCore|Worker)"
+"""Titles of the processes without which ``vllm serve`` cannot serve, on every platform."""
+GPU_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Both are set: a build for AMD reads either, and refuses two that differ."""
+
+RDNA4_MIN_FREE_BYTES: Final = 512 * MIB
+"""Between the margins that the RDNA4 budget document measured: a shape with 0.13 GiB free died, one with 0.89 lived."""
 
 _FLAGS = (
     "max_model_len",
@@ -30,6 +44,64 @@ def vllm_flags(shape: Shape) -> tuple[str, ...]:
     if shape.enforce_eager:
         flags.append("--enforce-eager")
     return (*flags, *shape.extra_args)
+
+
+def serve_command(loaded: LoadedTarget, shape: Shape, flags: Sequence[str], port: int) -> tuple[str, ...]:
+    """``vllm serve MODEL FLAGS --host H --port P``, or the target's own command in place of ``vllm serve``."""
+    target = loaded.target
+    model = () if shape.model is None else (shape.model,)
+    return (*(target.command or ("vllm", "serve")), *model, *flags, "--host", target.host, "--port", str(port))
+
+
+def check_served(loaded: LoadedTarget, *, foreign: Mapping[str, str], variables: Iterable[str]) -> None:
+    """Check what every backend that runs ``vllm serve`` wants.
+
+    Args:
+        loaded: the target.
+        foreign: fields of the shape that this backend cannot pass on, and why.
+        variables: of the environment, that the devices of a lease decide.
+
+    Raises:
+        ConfigError: naming the key, what was found and what was expected.
+    """
+    target, backend = loaded.target, loaded.target.backend
+    if target.mock is not None:
+        raise ConfigError(f"{loaded.origin} mock: is for backend 'mock'; this target's backend is {backend!r}")
+    if target.shape.model is None:
+        raise ConfigError(f"{loaded.origin} shape.model: is missing; expected a model name or folder")
+    for key, why in foreign.items():
+        if getattr(target.shape, key) is not None:
+            raise ConfigError(f"{loaded.origin} shape.{key}: {why}")
+    for name in variables:
+        for where, environ in (("env", loaded.environment), ("shape.env", target.shape.env)):
+            if name in environ:
+                raise ConfigError(
+                    f"{loaded.origin} {where}.{name}: is {environ[name]!r}; expected it unset: an engine gets the "
+                    "devices that were leased for it, name them with devices"
+                )
+
+
+class _Unreadable:
+    """Device memory that no source shows: every reading says why."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def read(self) -> tuple[DeviceMemory, ...]:
+        raise ProbeError(self._problem)
+
+
+def chosen_probe(kind: Kind, devices: Sequence[str], *, lnc: int | None = None) -> MemoryProbe:
+    """The best source that shows these devices now; where none does, a probe whose readings say why.
+
+    A boot is not refused for it: telemetry that is missing changes no verdict.
+    """
+    from pytest_kvbudget.device.probes import choose  # noqa: PLC0415 - only where a boot needs it
+
+    try:
+        return choose(kind, devices, lnc=lnc)
+    except ProbeError as error:
+        return _Unreadable(str(error))
 
 
 def slots_of(devices: Iterable[int | str], width: int) -> tuple[tuple[str, ...], ...]:

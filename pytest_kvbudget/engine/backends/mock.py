@@ -15,7 +15,7 @@ import msgspec
 from pytest_kvbudget.config import ConfigError, LoadedTarget
 from pytest_kvbudget.device.model import MemoryProbe
 from pytest_kvbudget.device.sysfs import AmdSysfsProbe
-from pytest_kvbudget.engine.backends.common import build_command, slots_of, vllm_flags
+from pytest_kvbudget.engine.backends.common import CRITICAL, RDNA4_MIN_FREE_BYTES, build_command, slots_of, vllm_flags
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.mock.driver import ensure_driver
 from pytest_kvbudget.mock.spec import MockDevice
@@ -28,7 +28,7 @@ class MockBackend:
     name = "mock"
     grammar = "vllm"
     simulated = True
-    critical = r"^VLLM::(EngineCore|Worker)"
+    critical = CRITICAL
 
     def check(self, loaded: LoadedTarget) -> None:
         """Check what only this backend can check.
@@ -58,6 +58,10 @@ class MockBackend:
     def probe(self, loaded: LoadedTarget, devices: Sequence[str]) -> MemoryProbe:
         """The probe of a real R9700, reading the simulated tree."""
         return AmdSysfsProbe(_tree(loaded), devices)
+
+    def min_free_bytes(self, loaded: LoadedTarget) -> int | None:
+        """As for the engine that is simulated."""
+        return RDNA4_MIN_FREE_BYTES if _spec(loaded).dialect == "rdna4" else None
 
     def render(self, loaded: LoadedTarget, shape: Shape, devices: Sequence[str], port: int) -> Command:
         """The simulated engine takes the flags of ``vllm serve``; its device comes through the environment."""

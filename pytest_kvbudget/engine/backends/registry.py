@@ -9,6 +9,7 @@ from pytest_kvbudget.config import ConfigError, LoadedTarget
 from pytest_kvbudget.engine.model import Backend, Launcher
 
 GROUP: Final = "pytest_kvbudget.backends"
+BUILT_IN: Final = ("mock", "neuron", "rdna4", "vllm")
 
 
 def backend_of(loaded: LoadedTarget) -> Backend:
@@ -23,6 +24,14 @@ def backend_of(loaded: LoadedTarget) -> Backend:
         from pytest_kvbudget.engine.backends.vllm import VllmBackend  # noqa: PLC0415 - one backend per run
 
         backend = VllmBackend()
+    elif name == "rdna4":
+        from pytest_kvbudget.engine.backends.rdna4 import Rdna4Backend  # noqa: PLC0415 - one backend per run
+
+        backend = Rdna4Backend()
+    elif name == "neuron":
+        from pytest_kvbudget.engine.backends.neuron import NeuronBackend  # noqa: PLC0415 - one backend per run
+
+        backend = NeuronBackend()
     elif name == "mock":
         from pytest_kvbudget.engine.backends.mock import MockBackend  # noqa: PLC0415 - one backend per run
 
@@ -30,7 +39,7 @@ def backend_of(loaded: LoadedTarget) -> Backend:
     else:
         found = {entry.name: entry for entry in entry_points(group=GROUP)}
         if name not in found:
-            known = ", ".join(sorted({"vllm", "mock", *found}))
+            known = ", ".join(sorted({*BUILT_IN, *found}))
             raise ConfigError(f"{loaded.origin} backend: no backend {name!r}; expected one of {known}")
         backend = found[name].load()()
     backend.check(loaded)

@@ -8,12 +8,20 @@ from typing import Final
 
 from pytest_kvbudget.config import ConfigError, LoadedTarget
 from pytest_kvbudget.device.model import MemoryProbe
-from pytest_kvbudget.engine.backends.common import build_command, slots_of, vllm_flags
+from pytest_kvbudget.engine.backends.common import (
+    CRITICAL,
+    GPU_VARIABLES,
+    build_command,
+    check_served,
+    chosen_probe,
+    serve_command,
+    slots_of,
+    vllm_flags,
+)
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.shape import Shape
 
 CPU_DEVICE: Final = "cpu"
-_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 class VllmBackend:
@@ -22,7 +30,7 @@ class VllmBackend:
     name = "vllm"
     grammar = "vllm"
     simulated = False
-    critical = r"^VLLM::(EngineCore|Worker)"
+    critical = CRITICAL
 
     def check(self, loaded: LoadedTarget) -> None:
         """Check what only this backend can check.
@@ -30,16 +38,11 @@ class VllmBackend:
         Raises:
             ConfigError: for a missing model, keys of another backend, or a mixture of CPU and GPUs.
         """
-        target = loaded.target
-        if target.mock is not None:
-            raise ConfigError(f"{loaded.origin} mock: is for backend 'mock'; this target's backend is 'vllm'")
-        if target.shape.model is None:
-            raise ConfigError(f"{loaded.origin} shape.model: is missing; expected a model name or folder")
-        for key in ("reserved_headroom", "lnc"):
-            if getattr(target.shape, key) is not None:
-                raise ConfigError(f"{loaded.origin} shape.{key}: is a Neuron setting; backend 'vllm' has none")
-        devices = [str(device) for device in target.devices]
-        if CPU_DEVICE in devices and len(devices) > 1:
+        devices = [str(device) for device in loaded.target.devices] or [CPU_DEVICE]
+        on_cpu = CPU_DEVICE in devices
+        foreign = dict.fromkeys(("reserved_headroom", "lnc"), "is a Neuron setting; backend 'vllm' has none")
+        check_served(loaded, foreign=foreign, variables=() if on_cpu else GPU_VARIABLES)
+        if on_cpu and len(devices) > 1:
             raise ConfigError(f"{loaded.origin} devices: {devices} mixes the CPU with GPUs; expected one or the other")
 
     def slots(self, loaded: LoadedTarget, shape: Shape) -> tuple[tuple[str, ...], ...]:
@@ -54,26 +57,25 @@ class VllmBackend:
         return tuple(CPU_DEVICE if device == CPU_DEVICE else f"gpu-{device}" for device in devices)
 
     def probe(self, loaded: LoadedTarget, devices: Sequence[str]) -> MemoryProbe | None:
-        """AMD cards are read through sysfs; a CPU target has no device memory of its own."""
-        from pytest_kvbudget.device.sysfs import AmdSysfsProbe  # noqa: PLC0415 - only where a boot needs it
+        """GPUs are read through the best source of this host.
 
-        if tuple(devices) == (CPU_DEVICE,) or not AmdSysfsProbe.available():
+        A CPU target has no device memory of its own: the host's is everybody's, and no gate could wait for it.
+        """
+        from pytest_kvbudget.device.probes import detect  # noqa: PLC0415 - only where a boot needs it
+
+        if tuple(devices) == (CPU_DEVICE,):
             return None
-        return AmdSysfsProbe("/sys", devices)
+        kind = detect()
+        return chosen_probe(kind, devices) if kind in {"amd", "nvidia"} else None
+
+    def min_free_bytes(self, loaded: LoadedTarget) -> int | None:
+        """No limit that every GPU would have; a CPU target has no device memory."""
+        return None
 
     def render(self, loaded: LoadedTarget, shape: Shape, devices: Sequence[str], port: int) -> Command:
         """``vllm serve MODEL FLAGS --host H --port P`` with the visible devices of both GPU vendors set."""
-        target = loaded.target
-        added = {} if tuple(devices) == (CPU_DEVICE,) else dict.fromkeys(_VISIBLE, ",".join(devices))
-        argv = (
-            *(target.command or ("vllm", "serve")),
-            *((shape.model,) if shape.model is not None else ()),
-            *vllm_flags(shape),
-            "--host",
-            target.host,
-            "--port",
-            str(port),
-        )
+        added = {} if tuple(devices) == (CPU_DEVICE,) else dict.fromkeys(GPU_VARIABLES, ",".join(devices))
+        argv = serve_command(loaded, shape, vllm_flags(shape), port)
         return build_command(loaded, shape, argv=argv, added=added, port=port)
 
     def session(self, loaded: LoadedTarget) -> AbstractContextManager[None]:

@@ -1,0 +1,148 @@
+"""From what happened to a verdict: the end of a boot, its capacity, its gates on memory, its survival. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pytest_kvbudget.device.gates import GateResult, worst
+from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
+from pytest_kvbudget.engine.watch import Outcome
+from pytest_kvbudget.ledger.classes import verdict_of
+from pytest_kvbudget.ledger.model import BootLedger, Cause, Lever
+from pytest_kvbudget.search.hints import capacity_tokens
+from pytest_kvbudget.search.pool import kv_windows_short, pool_short
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.units import format_gib
+from pytest_kvbudget.verdict import Phase, Verdict
+
+Judgement = tuple[Verdict, Cause | None, str]
+"""Verdict, cause (``None`` where nothing failed), and the verdict in one sentence."""
+
+
+def reason(
+    verdict: Verdict, phase: Phase, failure_class: str, sentence: str, *, levers: tuple[Lever, ...] = ()
+) -> tuple[Verdict, Cause, str]:
+    """A verdict that rests on something else than the log, with its cause and message."""
+    cause = Cause(phase=phase, failure_class=failure_class, sentence=sentence, levers=levers)
+    return verdict, cause, f"{failure_class}: {sentence}"
+
+
+def by_gate(message: str) -> Judgement:
+    """The test's own body refused a rung. That says nothing about memory, and the finding must not either."""
+    verdict, cause, said = reason(Verdict.FAIL, Phase.READY, "gate", f"the test's own gate refused it: {message}")
+    return verdict, msgspec.structs.replace(cause, by_gate=True), said
+
+
+def judge_end(outcome: Outcome, ledger: BootLedger) -> Judgement:
+    """The verdict on an engine that did not get ready, or died: from its log, never from its exit status."""
+    cause = ledger.cause
+    if outcome.kind == "not_started":
+        return reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", outcome.message)
+    if outcome.kind == "late":
+        return reason(Verdict.UNKNOWN, ledger.phase, "deadline_passed", outcome.message)
+    if outcome.kind == "foreign":
+        return reason(Verdict.ERROR, Phase.ARGUMENT, "port_in_use", outcome.message)
+    if cause is not None:
+        return verdict_of(cause.failure_class), cause, f"{cause.failure_class}: {cause.sentence}"
+    how = outcome.message or ("was killed" if (outcome.status or 0) < 0 else "left")
+    last = f" after {ledger.milestones[-1].evidence.text!r}" if ledger.milestones else ""
+    status = "" if outcome.status is None else f" (exit status {outcome.status})"
+    said = f"the engine {how} in {ledger.phase}{last}{status}, and no line of its log says why"
+    return reason(Verdict.UNKNOWN, ledger.phase, "engine_vanished", said)
+
+
+def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, ready_s: float) -> Judgement:
+    """A boot that is ready still has to hold the promised windows, by the engine's own count."""
+    length = shape.max_model_len
+    ready = f"ready after {ready_s:.1f} s"
+    if windows is None or length is None:
+        return Verdict.PASS, None, ready
+    fitted = ledger.get("max_model_len")
+    if ledger.get("auto_fit") or (isinstance(fitted, int) and fitted < length):
+        said = f"the engine serves a window of {fitted}, not the {length} that was asked for"
+        return reason(Verdict.ERROR, Phase.READY, "window_not_served", said)
+    capacity = capacity_tokens(ledger, length)
+    if capacity is None:
+        said = "ready, but no line of the log states the KV cache size: its capacity is unproven"
+        return reason(Verdict.UNKNOWN, Phase.READY, "capacity_unstated", said)
+    tokens = int(capacity[0])
+    if not pool_short(tokens, windows, length):
+        return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
+    cause = kv_windows_short(tokens, windows, length, pool_bytes=shape.kv_cache_memory_bytes)
+    return Verdict.FAIL, cause, f"{cause.failure_class}: {cause.sentence}"
+
+
+def judge_gates(gates: Sequence[GateResult]) -> Judgement | None:
+    """The verdict of gates on device memory; ``None`` where every one is kept."""
+    verdict = worst(gates)
+    if verdict is Verdict.PASS:
+        return None
+    binding = next(gate for gate in gates if gate.verdict is verdict)
+    failure_class = "memory_unseen" if verdict is Verdict.UNKNOWN else f"{binding.gate}_missed"
+    rank = None if binding.rank is None else str(binding.rank)
+    cause = Cause(phase=Phase.REQUEST, failure_class=failure_class, sentence=binding.sentence, rank=rank)
+    return verdict, cause, binding.sentence
+
+
+def judge_survival(result: SurvivalResult) -> Judgement | None:
+    """The verdict of a survival check whose engine still lives; ``None`` where it survived.
+
+    A request that starved is the shape's fault only where the engine's own count says that the pool is too small.
+    """
+    bad = result.first_bad
+    if bad is None:
+        return None
+    asked = f"the {bad.kind} of {bad.prompt_tokens:,} prompt and {bad.max_tokens:,} answer tokens"
+    got = f"after {bad.generated_tokens:,} tokens and {bad.seconds:.1f} s"
+    if bad.ended == "refused":
+        said = f"{asked} was refused by a healthy engine: the check asked for too much ({bad.message})"
+        return reason(Verdict.ERROR, Phase.REQUEST, "request_rejected", said)
+    if bad.ended == "starved":
+        return _starved(bad, result, asked)
+    if bad.ended == "timeout":
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "survival_timeout", f"{asked} had no end {got}: {bad.message}")
+    return reason(Verdict.UNKNOWN, Phase.REQUEST, "request_failed", f"{asked} failed {got}: {bad.message}")
+
+
+def _starved(bad: RequestResult, result: SurvivalResult, asked: str) -> Judgement:
+    need = bad.prompt_tokens + bad.max_tokens
+    if result.pool_tokens is None or result.pool_tokens >= need:
+        said = f"{asked} waits for memory that the engine's own count says is there"
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "request_starved", said)
+    said = f"{asked} waits for ever: it needs {need:,} tokens of KV cache, and the pool holds {result.pool_tokens:,}"
+    levers = (
+        Lever("kv_cache_memory_bytes", "raise", "helps", f"to a pool of {need:,} tokens"),
+        Lever("max_model_len", "lower", "helps", f"to at most {result.pool_tokens:,}: then the engine refuses at once"),
+    )
+    return reason(Verdict.FAIL, Phase.REQUEST, "request_starved", said, levers=levers)
+
+
+def with_contract_floor(judged: Judgement, ledger: BootLedger, shape: Shape) -> Judgement:
+    """Say by how much a pinned pool is larger than its contract asks, where memory ran out: the first GiB to give back.
+
+    The contract floor is ``seqs x max_model_len x measured bytes per token`` per rank (RDNA4 budget document,
+    section 5); extra pool bytes come out of everybody else's room and buy nothing.
+    """
+    verdict, cause, said = judged
+    pool, seqs, length = shape.kv_cache_memory_bytes, shape.max_num_seqs, shape.max_model_len
+    capacity = capacity_tokens(ledger, length)
+    if cause is None or not cause.failure_class.endswith("_oom") or None in {pool, seqs, length} or capacity is None:
+        return judged
+    floor = int(int(pool or 0) * int(seqs or 0) * int(length or 0) / capacity[0])
+    over = int(pool or 0) - floor
+    if over <= 0:
+        return judged
+    why = f"it is {format_gib(over)} over its contract floor of {seqs} x {length:,} tokens"
+    others = tuple(lever for lever in cause.levers if lever.name != "kv_cache_memory_bytes")
+    lever = Lever("kv_cache_memory_bytes", "lower", "helps", f"{why}; {format_gib(floor)} hold them")
+    cause = msgspec.structs.replace(
+        cause, levers=(lever, *others), sentence=f"{cause.sentence}; the pinned pool: {why}"
+    )
+    return verdict, cause, f"{said}; the pinned pool: {why}"
+
+
+def first_line(message: str) -> str:
+    """The first line of a message that may have many."""
+    return (message.strip().splitlines() or ["(no message)"])[0]

@@ -1,0 +1,64 @@
+"""Knife edges: after the body, inside its call phase, the engine gets its largest real request."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_kvbudget.plugin.checks import KnifeEdge, MarkerError, knife_edge, knife_edge_of
+from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, USE
+from pytest_kvbudget.plugin.wording import boot_failure
+
+if TYPE_CHECKING:
+    from pytest_kvbudget.engine.survival import SurvivalResult
+    from pytest_kvbudget.plugin.session import KvSession
+
+CHECKED: Final = pytest.StashKey[bool]()
+"""On items whose engine was checked: the check's verdict stands, whatever the body says afterwards."""
+
+
+class KvSurvival:
+    """The survival check of one test."""
+
+    def __init__(self, session: KvSession, item: pytest.Item) -> None:
+        self._session, self._item = session, item
+
+    def check(self, **changes: Any) -> SurvivalResult:  # noqa: ANN401 - arguments of knife_edge
+        """Check now, with the arguments of the test's ``knife_edge`` mark changed by these.
+
+        An engine that does not survive fails the test here. The check after the body is then not repeated.
+        """
+        mark = self._item.get_closest_marker("knife_edge")
+        try:
+            asked = knife_edge({**({} if mark is None else mark.kwargs), **changes}, where="kv_survival:")
+        except MarkerError as error:
+            pytest.fail(str(error), pytrace=False)
+        return run_check(self._session, self._item, asked)
+
+
+class KnifeEdges:
+    """Runs the check that a test's mark asks for."""
+
+    def __init__(self, session: KvSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """The body first: where it fails there is nothing to survive for."""
+        yield
+        if USE in item.stash and CHECKED not in item.stash and (asked := knife_edge_of(item)) is not None:
+            run_check(self._session, item, asked)
+
+
+def run_check(session: KvSession, item: pytest.Item, asked: KnifeEdge) -> SurvivalResult:
+    """Check the engine of an item; one that does not survive fails the test."""
+    attempt = item.stash[USE].attempt
+    item.stash[CHECKED] = True
+    with session.timers.paused(item):
+        attempt.survive(asked.spec, min_free_bytes=asked.min_free)
+    result = attempt.record.survival
+    if result is None or attempt.record.verdict not in COUNTS_AS_PASSED:
+        pytest.fail(boot_failure(attempt), pytrace=False)
+    return result
