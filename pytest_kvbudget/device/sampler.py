@@ -59,6 +59,8 @@ class MemorySampler:
         self._gaps: list[Gap] = []
         self._left_out = 0
         self._failing = False
+        self._over = False
+        """The trace was handed out: a reading that returns now is too late."""
 
     def start(self, *, first_s: float = _FIRST_S) -> None:
         """Start sampling; returns after the first reading, good or bad, or after ``first_s`` seconds."""
@@ -107,22 +109,30 @@ class MemorySampler:
                 with self._lock:
                     if late not in self._gaps:
                         self._gaps.append(late)
+        with self._lock:
+            self._over = True
         return self.snapshot()
 
     def _run(self) -> None:
         tick = 0
         while not self._stop.wait(max(0.0, self._begun + tick / self._rate_hz - time.monotonic())):
-            try:
-                readings = self._probe.read()
-                with self._lock:
-                    if not self._stop.is_set():
-                        self._take(tick, readings)
-            except Exception as error:  # noqa: BLE001 - a source that breaks must not end the trace
-                with self._lock:
-                    self._fail(tick, error)
+            self._sample(tick)
             self._first.set()
             tick = max(tick + 1, math.ceil((time.monotonic() - self._begun) * self._rate_hz))
+        # The end of the trace is what tells a leak: it is seen, however close to a tick it falls.
+        self._sample(max(tick, math.ceil((time.monotonic() - self._begun) * self._rate_hz)))
         self._first.set()
+
+    def _sample(self, tick: int) -> None:
+        try:
+            readings = self._probe.read()
+            with self._lock:
+                if not self._over:
+                    self._take(tick, readings)
+        except Exception as error:  # noqa: BLE001 - a source that breaks must not end the trace
+            with self._lock:
+                if not self._over:
+                    self._fail(tick, error)
 
     def _take(self, tick: int, readings: Sequence[DeviceMemory]) -> None:
         devices = tuple(reading.device for reading in readings)

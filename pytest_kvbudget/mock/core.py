@@ -13,14 +13,16 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from pytest_kvbudget.mock.boot import Boot
+from pytest_kvbudget.mock.conditions import CompileCache
+from pytest_kvbudget.mock.driver import DriverClient
 from pytest_kvbudget.mock.failures import Failure, log_exception, uncaught
 from pytest_kvbudget.mock.physics import Physics
-from pytest_kvbudget.mock.process import Channel, Log, Message, gib, set_title
+from pytest_kvbudget.mock.process import Channel, Log, Message, set_title
 from pytest_kvbudget.mock.workers import Executor, ManyProcesses, OneProcess, WorkerDiedError
 
 TOKENS_AT_ONCE: Final = 512
 """Tokens that a request gets between two looks at other messages when generating takes no time."""
-_CONSERVING: Final = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
 
 
 class Request(msgspec.Struct):
@@ -43,6 +45,7 @@ class Core:
         self._sysfs = sysfs
         self._channel = channel
         self._log = Log("EngineCore")
+        self._cache = CompileCache(sysfs)
         self._executor: Executor | None = None
         self._blocks = 0
         self._free_blocks = 0
@@ -101,97 +104,28 @@ class Core:
                 os._exit(1)
 
     def _boot(self) -> None:
-        physics, arguments = self._physics, self._physics.arguments
-        self._log.say("core.py:133", f"Initializing a V1 LLM engine (v0.32.0) with config: {_config(physics)}")
+        physics, log = self._physics, self._log
+        if physics.spec.keeps_cache and not physics.neuron:
+            physics.cold = not self._cache.has(physics.compile_key())
+        log.say("core.py:133", f"Initializing a V1 LLM engine (v{physics.engine_version}) with config: {_config(physics)}")
         if physics.ranks > 1:
-            self._log.say(
+            log.say(
                 "multiproc_executor.py:153",
                 "DP group leader: node_rank=0, node_rank_within_dp=0, master_addr=127.0.0.1, mq_connect_ip=127.0.0.1"
                 f" (local), world_size={physics.ranks}, local_world_size={physics.ranks}",
             )
-            executor: Executor = ManyProcesses(physics, self._cards, self._log, self._sysfs, self._channel)
+            executor: Executor = ManyProcesses(physics, self._cards, log, self._sysfs, self._channel)
         else:
-            executor = OneProcess(physics, self._cards, self._log, self._sysfs)
+            executor = OneProcess(physics, self._cards, log, DriverClient(self._sysfs))
         self._executor = executor
         self._channel.send({"type": "workers", "pids": executor.pids()})
-        self._phase("worker_init")
-        executor.run("start")
-        self._phase("weights_load")
-        executor.run("load")
-        began = time.monotonic()
-        self._phase("compile")
-        executor.run("compile")
-        self._phase("profile")
-        self._size_pool(executor.run("profile"))
-        self._phase("kv_alloc")
-        executor.run("kv_alloc", self._blocks)
-        self._phase("graph_capture")
-        executor.run("capture")
-        self._phase("warmup")
-        executor.run("warm_up")
-        compile_s = 0 if arguments.enforce_eager else physics.spec.seconds.compile
-        compiled = f" (compilation: {compile_s:.2f} s)" if compile_s else ""
-        self._log.say(
-            "core.py:402",
-            f"init engine (profile, create kv cache, warmup model) took {time.monotonic() - began:.2f} s{compiled}",
+        boot = Boot(physics, log, self._cache, executor)
+        took_s, compiled_s = boot.run(self._phase)
+        self._blocks, self._free_blocks = boot.blocks, boot.blocks - 1
+        compiled = f" (compilation: {compiled_s:.2f} s)" if compiled_s else ""
+        log.say(
+            "core.py:402", f"init engine (profile, create kv cache, warmup model) took {took_s:.2f} s{compiled}"
         )
-
-    def _size_pool(self, available_bytes: list[int]) -> None:
-        """The KV check of ``kv_cache_utils.get_kv_cache_configs``; the rank with the fewest blocks counts."""
-        physics, frames = self._physics, ("core", "super", "kv_caches", "configs")
-        # one block of the pool is never handed out
-        usable = [available - physics.block_bytes for available in available_bytes]
-        if physics.auto_fit:
-            self._auto_fit(min(usable), frames)
-        for rank_bytes in usable:
-            if rank_bytes <= 0:
-                raise Failure(
-                    "ValueError",
-                    "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when"
-                    " initializing the engine (this flag also controls CPU memory reservation on the CPU"
-                    " backend, despite its name)."
-                    f" {_CONSERVING}",
-                    (*frames, "get_configs", "check"),
-                )
-            need = physics.need_bytes(physics.max_model_len)
-            if need > rank_bytes:
-                estimate = physics.estimated_len(rank_bytes)
-                advice = f"Based on the available memory, the estimated maximum model length is {estimate}. "
-                raise Failure(
-                    "ValueError",
-                    f"To serve at least one request with the model's max seq len ({physics.max_model_len}),"
-                    f" ({gib(need)} GiB KV cache is needed, which is larger than the available KV cache memory"
-                    f" ({gib(rank_bytes)} GiB). {advice if estimate else ''}Try increasing `gpu_memory_utilization`"
-                    " (which also controls CPU memory on the CPU backend) or decreasing `max_model_len` when"
-                    f" initializing the engine. {_CONSERVING}",
-                    (*frames, "get_configs", "check"),
-                )
-        self._blocks = min(available_bytes) // physics.block_bytes
-        self._free_blocks = self._blocks - 1
-        concurrency = self._blocks / physics.blocks_for(physics.max_model_len)
-        self._log.say(
-            "kv_cache_utils.py:2327",
-            f"GPU KV cache size: {int(concurrency * physics.max_model_len):,} tokens, Maximum concurrency for"
-            f" {physics.max_model_len:,} tokens per request: {concurrency:.2f}x",
-        )
-
-    def _auto_fit(self, usable_bytes: int, frames: tuple[str, ...]) -> None:
-        physics = self._physics
-        fitted = physics.estimated_len(usable_bytes)
-        if fitted <= 0:
-            raise Failure(
-                "ValueError",
-                "Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try"
-                " increasing `gpu_memory_utilization`.",
-                (*frames, "auto_fit"),
-            )
-        memory = f"available KV cache memory ({gib(usable_bytes)} GiB GPU)"
-        if fitted >= physics.max_model_len:
-            text = f"full model context length {physics.max_model_len} fits in {memory}"
-        else:
-            text = f"reduced from {physics.max_model_len} to {fitted} to fit in {memory}"
-        self._log.say("kv_cache_utils.py:2477", f"Auto-fit max_model_len: {text}")
-        physics.max_model_len = fitted
 
     def _serve(self) -> None:
         """Ready: schedule requests until told to stop. Lives on when the API server is gone, as vLLM's does."""
@@ -330,8 +264,8 @@ def _config(physics: Physics) -> str:
         f"model='{arguments.model}', speculative_config=None, tokenizer='{arguments.model}', dtype=torch.bfloat16,"
         f" max_seq_len={physics.max_model_len}, download_dir=None, load_format=auto,"
         f" tensor_parallel_size={physics.ranks}, pipeline_parallel_size=1, data_parallel_size=1,"
-        f" enforce_eager={arguments.enforce_eager}, kv_cache_dtype={arguments.kv_cache_dtype}, device_config=cuda,"
-        f" seed=0, served_model_name={arguments.served_name}, enable_prefix_caching=True, enable_chunked_prefill=True,"
+        f" enforce_eager={arguments.enforce_eager}, kv_cache_dtype={arguments.kv_cache_dtype}, device_config={'neuron' if physics.neuron else 'cuda'},"
+        f" seed=0, served_model_name={arguments.served_name}, enable_prefix_caching=True, enable_chunked_prefill={physics.chunked},"
         f" compilation_config={{'compile_ranges_endpoints': [{arguments.max_num_batched_tokens}],"
         f" 'cudagraph_capture_sizes': {list(physics.graph_sizes)}}}"
     )

@@ -129,6 +129,11 @@ class Physics:
         return {"0.21": "0.21.0", "0.24": "0.24.0", "2.33": "0.27.1"}[self.spec.release]
 
     @property
+    def compiles_only(self) -> bool:
+        """Neuron programs are compiled on a host without devices."""
+        return self.neuron and self.environ.get("VLLM_NEURON_CPU_COMPILE") == "1"
+
+    @property
     def boot_bytes(self) -> int:
         """What this boot takes more than its shape does."""
         return self.conditions.noise_bytes + (self.spec.cold_extra if self.cold else 0)

@@ -16,6 +16,7 @@ import msgspec
 
 from pytest_kvbudget.mock import announce
 from pytest_kvbudget.mock.api import DEAD, Api
+from pytest_kvbudget.mock.base import hang, print_garbage
 from pytest_kvbudget.mock.arguments import Arguments, UsageError, parse, refuse
 from pytest_kvbudget.mock.core import Core
 from pytest_kvbudget.mock.driver import DriverError, ensure_driver
@@ -23,7 +24,6 @@ from pytest_kvbudget.mock.failures import Failure, log_exception, uncaught
 from pytest_kvbudget.mock.frames import SERVE
 from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.process import Channel, Log, Message, channel_pair, raw
-from pytest_kvbudget.mock.rank import hang, print_garbage
 from pytest_kvbudget.mock.spec import MockDevice
 from pytest_kvbudget.mock.wire import Connection
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol
 
+from pytest_kvbudget.mock.base import BaseRank, Memory
+from pytest_kvbudget.mock.driver import DriverClient
 from pytest_kvbudget.mock.failures import Failure, log_exception
 from pytest_kvbudget.mock.physics import Physics
-from pytest_kvbudget.mock.process import Channel, Log, channel_pair, set_title
-from pytest_kvbudget.mock.rank import Rank
+from pytest_kvbudget.mock.process import Channel, Log, Message, channel_pair, set_title
 
 # frames of the engine core down to the executor, by method of a rank
 _CORE: Final = {
@@ -17,6 +19,8 @@ _CORE: Final = {
     "profile": ("core", "super", "kv_caches", "determine"),
     "kv_alloc": ("core", "super", "kv_caches", "from_config"),
     "capture": ("core", "super", "kv_caches", "compile_or_warm"),
+    "build": ("core", "super", "kv_caches", "compile_or_warm"),
+    "load_programs": ("core", "super", "kv_caches", "compile_or_warm"),
     "warm_up": ("core", "super", "kv_caches", "compile_or_warm"),
     "prefill": ("core_loop", "busy_loop", "engine_step", "step"),
 }
@@ -63,11 +67,59 @@ class Executor(Protocol):
         ...
 
 
+def make_rank(physics: Physics, rank: int, cards: list[int], log: Log, memory: Memory) -> BaseRank:
+    """A rank of the dialect's kind; the other kinds are not even imported."""
+    if physics.neuron:
+        from pytest_kvbudget.mock.neuron.rank import NeuronRank  # noqa: PLC0415
+
+        return NeuronRank(physics, rank, cards, log, memory)
+    from pytest_kvbudget.mock.rank import Rank  # noqa: PLC0415
+
+    return Rank(physics, rank, cards, log, memory)
+
+
+def answer_of(worker: BaseRank, log: Log, method: str, arguments: Sequence[int]) -> Message:
+    """What a worker process answers to a call; a failure is in its log."""
+    try:
+        return {"result": getattr(worker, method)(*arguments)}
+    except Failure as failure:
+        if method in _STARTING:
+            outer = ("worker_main", "proc_init" if method == "start" else "proc_load")
+            log_exception(log, "multiproc_executor.py:951", "WorkerProc failed to start.", failure, outer)
+        else:
+            title = "WorkerProc hit an exception."
+            log_exception(log, "multiproc_executor.py:1063", title, failure, ("worker_rpc",))
+        return {"text": failure.text}
+
+
+def settle(answers: Sequence[Message], method: str) -> list[int]:
+    """The results of all workers.
+
+    Raises:
+        Failure: one of them failed, in the executor's words.
+    """
+    failed = [answer for answer in answers if "text" in answer]
+    if failed and method in _STARTING:
+        raise Failure(
+            "Exception",
+            "WorkerProc initialization failed due to an exception in a background process. See stack trace for root"
+            " cause.",
+            ("core", "super", "executor", "multi_init", "wait_ready"),
+        )
+    if failed:
+        raise Failure(
+            "RuntimeError",
+            f"Worker failed with error '{failed[0]['text']}', please check the stack trace above for the root cause",
+            (*_CORE[method], "multi_rpc", "get_response"),
+        )
+    return [int(answer["result"]) for answer in answers]
+
+
 class OneProcess:
     """One card: the rank lives in the engine core."""
 
-    def __init__(self, physics: Physics, cards: list[int], log: Log, sysfs: str) -> None:
-        self._rank = Rank(physics, 0, cards, log, sysfs)
+    def __init__(self, physics: Physics, cards: list[int], log: Log, memory: Memory) -> None:
+        self._rank = make_rank(physics, 0, cards, log, memory)
         self._orphan = physics.spec.faults.leave_orphan
 
     def run(self, method: str, *arguments: int) -> list[int]:
@@ -130,22 +182,7 @@ class ManyProcesses:
                 death = self._bury(rank)
                 self.kill()
                 raise WorkerDiedError(death)
-        failed = [answer for answer in answers if answer is not None and "text" in answer]
-        if failed and method in _STARTING:
-            raise Failure(
-                "Exception",
-                "WorkerProc initialization failed due to an exception in a background process. See stack trace for root"
-                " cause.",
-                ("core", "super", "executor", "multi_init", "wait_ready"),
-            )
-        if failed:
-            raise Failure(
-                "RuntimeError",
-                f"Worker failed with error '{failed[0]['text']}', please check the stack trace above for the"
-                " root cause",
-                (*_CORE[method], "multi_rpc", "get_response"),
-            )
-        return [int(answer["result"]) for answer in answers if answer is not None]
+        return settle([answer for answer in answers if answer is not None], method)
 
     def _bury(self, index: int) -> str:
         pid, _ = self._workers.pop(index)
@@ -198,20 +235,10 @@ def _worker(physics: Physics, rank: int, cards: list[int], sysfs: str, channel: 
     # workers leave when the core does; a SIGTERM of their own is the only other way
     signal.signal(signal.SIGTERM, signal.SIG_IGN if faults.ignore_sigterm else signal.SIG_DFL)
     log = Log(f"Worker_TP{rank}")
-    worker = Rank(physics, rank, cards, log, sysfs)
+    worker = make_rank(physics, rank, cards, log, DriverClient(sysfs))
     while (request := channel.answer()) is not None:
-        method = request["method"]
-        try:
-            answer = {"result": getattr(worker, method)(*request["arguments"])}
-        except Failure as failure:
-            if method in _STARTING:
-                outer = ("worker_main", "proc_init" if method == "start" else "proc_load")
-                log_exception(log, "multiproc_executor.py:951", "WorkerProc failed to start.", failure, outer)
-            else:
-                title = "WorkerProc hit an exception."
-                log_exception(log, "multiproc_executor.py:1063", title, failure, ("worker_rpc",))
-            answer = {"text": failure.text}
-        if method == "warm_up" and rank == 0 and faults.leave_orphan and "result" in answer:
+        answer = answer_of(worker, log, request["method"], request["arguments"])
+        if request["method"] == "warm_up" and rank == 0 and faults.leave_orphan and "result" in answer:
             worker.leave_orphan()
         channel.send(answer)
     log.say("multiproc_executor.py:843", "Parent process exited, terminating worker queues")

@@ -203,7 +203,8 @@ def test_sampling_survives_errors_and_stays_on_its_ticks() -> None:
     assert (whole.first_used_bytes, whole.samples) == (0, len(probe.times) - 2)
     assert sampler.stop() == trace
     # No reading comes before its tick, however late those before it were.
-    assert end_s(trace) <= probe.times[-1] - probe.times[0] + 0.01
+    # the last sample is taken when the trace is stopped and stands on the next tick, less than one period early
+    assert end_s(trace) <= probe.times[-1] - probe.times[0] + 0.02
 
 
 def test_devices_that_change_are_a_gap() -> None:

@@ -1,4 +1,4 @@
-"""Booted is not survived. The two shapes of the RDNA4 budget document's section 5 and 6, on cards worked out by hand."""
+"""Booted is not survived: two documented shapes of the RDNA4 budget document, on cards worked out by hand."""
 
 from __future__ import annotations
 
