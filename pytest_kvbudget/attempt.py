@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,13 @@ import msgspec
 from pytest_kvbudget.archive import RunArchive, timestamp
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
-from pytest_kvbudget.device.gates import MemoryGates, judge_memory
+from pytest_kvbudget.device.cgroup import room_of
+from pytest_kvbudget.device.gates import MemoryGates
 from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device.model import ProbeError
 from pytest_kvbudget.device.trace import LAUNCH, TRACE_FILE, MemoryTrace, WindowMemory
 from pytest_kvbudget.engine.client import EngineClient
+from pytest_kvbudget.engine.kernel import KernelKill, killed_for_memory
 from pytest_kvbudget.engine.model import (
     Backend,
     Command,
@@ -41,6 +43,7 @@ from pytest_kvbudget.judging import (
     judge_survival,
     reason,
     with_contract_floor,
+    with_kernel_evidence,
 )
 from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.ledger.reader import LedgerReader
@@ -163,6 +166,10 @@ class Attempt:
             raise RuntimeError("nothing was started")
         return self._process.root_pid
 
+    def pids(self) -> Sequence[int]:
+        """Every living process of the engine."""
+        return () if self._process is None else self._process.pids()
+
     def memory_since(self, phase: str) -> tuple[WindowMemory | None, ...]:
         """Device memory of every rank since a phase began; empty where nobody can read it."""
         self._take_phases()
@@ -252,10 +259,15 @@ class Attempt:
                 # The last lines of a log may be read a moment after the death that they explain.
                 last_s = max((phase.start_s for phase in self.record.timings.phases), default=0.0)
                 self._timed(ended_s=max(last_s, self._since_launch(outcome.at)))
-            ended = with_contract_floor(judge_end(outcome, ledger), ledger, self.request.shape)
-            judged = self._if_scaled(ended)
+            ended = with_kernel_evidence(judge_end(outcome, ledger), self._kernel_kills())
+            judged = self._if_scaled(with_contract_floor(ended, ledger, self.request.shape))
         self.record.hint = self._hint(ledger)
         self._decide(*judged, at=outcome.at)
+
+    def _kernel_kills(self) -> tuple[KernelKill, ...]:
+        if self._watch is None or not self._watch.gone:
+            return ()
+        return killed_for_memory(self._watch.gone, self._watch.launched)
 
     def _take_phases(self) -> None:
         """Phases that the log has shown since the last time, for the record and as marks of the trace."""
@@ -295,7 +307,7 @@ class Attempt:
         """
         if self.record.verdict is not Verdict.PASS or self._died(wait=failed) or failed or self.record.survival:
             return
-        judged = self._judge_memory(self._gates(self._loaded.target.limits.min_free), since=None)
+        judged = self._judge_memory(self._gates(self._loaded.target.limits.min_free), since=LAUNCH)
         if judged is not None:
             self._decide(*judged)
 
@@ -313,6 +325,7 @@ class Attempt:
             window=window,
             pool_tokens=tokens if isinstance(tokens, int) else None,
             alive=lambda: self.serving,
+            host_free=room_of(self.root_pid),
         ).run()
         if result.first_bad is not None and self._died(wait=True):
             self.record.survival = result.after_death()
@@ -332,12 +345,10 @@ class Attempt:
             min_free_bytes=min_free_bytes, max_used_bytes=limits.max_used, max_growth_bytes=limits.max_growth
         )
 
-    def _judge_memory(self, gates: MemoryGates, *, since: str | None) -> Judgement | None:
-        """Gates on memory from a phase on; growth is always counted from ready."""
-        whole = self._memory.since(since or LAUNCH)
-        growth = msgspec.structs.replace(gates, min_free_bytes=None, max_used_bytes=None)
-        levels = msgspec.structs.replace(gates, max_growth_bytes=None)
-        self.record.gates = (*judge_memory(whole, levels), *judge_memory(self._memory.since(READY), growth))
+    def _judge_memory(self, gates: MemoryGates, *, since: str) -> Judgement | None:
+        survival = self.record.survival
+        host_free = None if survival is None else survival.least_host_free_bytes
+        self.record.gates = self._memory.judge(gates, since=since, host_free_bytes=host_free)
         return judge_gates(self.record.gates)
 
     def gate_failed(self, message: str) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from pytest_kvbudget.device.gates import GateResult, worst
+from pytest_kvbudget.engine.kernel import KernelKill
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.engine.watch import Outcome
 from pytest_kvbudget.ledger.classes import verdict_of
-from pytest_kvbudget.ledger.model import BootLedger, Cause, Lever
+from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Lever
 from pytest_kvbudget.search.hints import capacity_tokens
 from pytest_kvbudget.search.pool import kv_windows_short, pool_short
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import format_gib
 from pytest_kvbudget.verdict import Phase, Verdict
+
+KILLED: Final = frozenset(("host_oom_killed", "engine_killed", "engine_vanished", "unexplained"))
+"""Failure classes of an engine that is gone without having said why."""
 
 Judgement = tuple[Verdict, Cause | None, str]
 """Verdict, cause (``None`` where nothing failed), and the verdict in one sentence."""
@@ -117,6 +122,34 @@ def _starved(bad: RequestResult, result: SurvivalResult, asked: str) -> Judgemen
         Lever("max_model_len", "lower", "helps", f"to at most {result.pool_tokens:,}: then the engine refuses at once"),
     )
     return reason(Verdict.FAIL, Phase.REQUEST, "request_starved", said, levers=levers)
+
+
+def with_kernel_evidence(judged: Judgement, kills: Sequence[KernelKill]) -> Judgement:
+    """A death that the engine's log cannot explain, explained by the kernel: it was killed for host memory.
+
+    Without the kernel's word a SIGKILL proves nothing, whoever sent it.
+    """
+    _, cause, _ = judged
+    if not kills or cause is None or cause.failure_class not in KILLED:
+        return judged
+    first = kills[0]
+    said = f"the kernel killed {first.name} (process {first.pid}) for memory of the host or its control group"
+    levers = (
+        Lever("max_num_batched_tokens", "lower", "helps", "a step's activations scale with it"),
+        Lever("kv_cache_memory_bytes", "lower", "helps", "where the KV cache is host memory"),
+        Lever(
+            "memory limit of the control group or container", "raise", "helps", "it is what was hit, or the host's end"
+        ),
+        Lever("gpu_memory_utilization", "lower", "useless", "on a GPU: this is host memory"),
+    )
+    cause = Cause(
+        phase=cause.phase,
+        failure_class="host_oom_killed",
+        sentence=said,
+        evidence=(*(Evidence(0, f"kernel: {kill.text}") for kill in kills), *cause.evidence),
+        levers=levers,
+    )
+    return Verdict.FAIL, cause, f"host_oom_killed: {said}"
 
 
 def with_contract_floor(judged: Judgement, ledger: BootLedger, shape: Shape) -> Judgement:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_kvbudget.clean import CleanGate
+from pytest_kvbudget.device.gates import GateResult, MemoryGates, judge_memory
 from pytest_kvbudget.device.model import DeviceMemory, MemoryProbe
 from pytest_kvbudget.device.probes import Choice
 from pytest_kvbudget.device.sampler import MemorySampler
@@ -97,6 +98,22 @@ class AttemptMemory:
             return ()
         return since(trace, phase)
 
+    def judge(self, gates: MemoryGates, *, since: str, host_free_bytes: int | None = None) -> tuple[GateResult, ...]:
+        """Judge every gate that is asked for, from a phase on; growth is always counted from ready.
+
+        Without device memory the engine's memory is the host's, and the least room that its control group left it
+        (``host_free_bytes``) stands for what was free. What was used there is not known, and stays so.
+        """
+        ranks = self.since(since)
+        free = ranks if self.visible or host_free_bytes is None else (_host_window(host_free_bytes),)
+        nothing = MemoryGates()
+        asked = (
+            (free, msgspec.structs.replace(nothing, min_free_bytes=gates.min_free_bytes)),
+            (ranks, msgspec.structs.replace(nothing, max_used_bytes=gates.max_used_bytes)),
+            (self.since(READY), msgspec.structs.replace(nothing, max_growth_bytes=gates.max_growth_bytes)),
+        )
+        return tuple(result for windows, gate in asked for result in judge_memory(windows, gate))
+
     def teardown(self) -> None:
         """The engine is being ended: memory from here on says what comes back."""
         self.mark(TEARDOWN)
@@ -130,3 +147,18 @@ class AttemptMemory:
         """Why parts of the trace are missing, each reason once."""
         trace = self.snapshot()
         return () if trace is None else tuple(dict.fromkeys(gap.reason for gap in trace.gaps))
+
+
+def _host_window(least_free_bytes: int) -> WindowMemory:
+    """The host as a rank of its own, of which only what was free is known."""
+    return WindowMemory(
+        rank=0,
+        device="host",
+        samples=1,
+        first_used_bytes=0,
+        last_used_bytes=0,
+        peak_used_bytes=0,
+        peak_at_s=0.0,
+        least_free_bytes=least_free_bytes,
+        least_free_at_s=0.0,
+    )

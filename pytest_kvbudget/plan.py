@@ -15,7 +15,6 @@ import msgspec
 
 from pytest_kvbudget.budget.answers import Answer, Ask, answer
 from pytest_kvbudget.budget.blocks import KvGeometry
-from pytest_kvbudget.budget.gate import Policy
 from pytest_kvbudget.budget.graphs import GraphCharge
 from pytest_kvbudget.budget.model import BudgetInputError
 from pytest_kvbudget.budget.neuron import CAP_VARIABLE
@@ -24,6 +23,7 @@ from pytest_kvbudget.budget.rdna4 import R9700_TOTAL_BYTES, SLOT_BYTES, Overhead
 from pytest_kvbudget.budget.render import plan_lines, refusal_lines
 from pytest_kvbudget.budget.utilization import FreeAtInit, from_driver_reserve
 from pytest_kvbudget.config import ConfigError, LoadedTarget, built_in, find, load
+from pytest_kvbudget.planning import policy_of, simulated_figures
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, SizeError, format_size, parse_size
 
@@ -192,7 +192,7 @@ def _rows(options: argparse.Namespace) -> list[argparse.Namespace]:
 
 def _ask(options: argparse.Namespace) -> Ask:
     loaded = _target(options)
-    policy = options.policy or (None if loaded is None else _policy_of(loaded))
+    policy = options.policy or (None if loaded is None else policy_of(loaded))
     if policy is None:
         raise BudgetInputError("neither --policy nor --target is given; expected one of neuron, rdna4, vllm")
     base = Shape() if loaded is None else loaded.target.shape
@@ -204,12 +204,13 @@ def _ask(options: argparse.Namespace) -> Ask:
         environ[name] = value
     if options.cap_fraction is not None:
         environ[CAP_VARIABLE] = options.cap_fraction
-    figures = {} if loaded is None else _simulated(loaded)
+    shape = _shape(base, options)
+    figures = {} if loaded is None else simulated_figures(loaded, shape)
     total_bytes = figures.get("total_bytes") if options.total is None else options.total
     weights_bytes = options.weights if options.non_expert_and_kv is None else options.non_expert_and_kv
     return Ask(
         policy=policy,
-        shape=_shape(base, options),
+        shape=shape,
         environ=environ,
         release=options.release,
         total_bytes=total_bytes,
@@ -290,26 +291,6 @@ def _target(options: argparse.Namespace) -> LoadedTarget | None:
         return None
     path = options.config or find(Path.cwd())
     return (built_in(Path.cwd()) if path is None else load(path)).pick(options.target)
-
-
-def _policy_of(loaded: LoadedTarget) -> Policy:
-    name, mock = loaded.target.backend, loaded.target.mock
-    if name == "mock" and mock is not None:
-        # without an arena nothing is offloaded, and what utilization leaves is the KV cache's
-        name = mock.dialect if mock.arena is not None or mock.dialect != "rdna4" else "vllm"
-    policies: dict[str, Policy] = {"neuron": "neuron", "rdna4": "rdna4", "vllm": "vllm"}
-    if name not in policies:
-        raise BudgetInputError(f"{loaded.origin}: backend {name!r} has no budget policy; give --policy")
-    return policies[name]
-
-
-def _simulated(loaded: LoadedTarget) -> dict[str, int]:
-    """What a simulated target's own table says of the device, for one rank."""
-    mock = loaded.target.mock
-    if mock is None:
-        return {}
-    outside_bytes = 0 if mock.arena is not None else mock.non_torch
-    return {"total_bytes": mock.device_total, "weights_bytes": mock.weights + outside_bytes}
 
 
 def _compared(one: Answer, before: Answer | None) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_kvbudget.plugin.engine import KvEngine
 from pytest_kvbudget.ledger.model import BootLedger
+from pytest_kvbudget.plugin.engine import KvEngine
 
 
 @pytest.mark.ladder(axis="max_model_len", start=262_144, floor=131_072)

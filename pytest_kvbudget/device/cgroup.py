@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
@@ -120,6 +121,23 @@ class CgroupProbe:
                 limits=f"{memory.path}: page cache that the kernel gives up is not counted",
             ),
         )
+
+
+def room_of(pid: int) -> Callable[[], int | None]:
+    """Reads what the memory control group of a process leaves it, in bytes; ``None`` without a limit or a reading."""
+    try:
+        group = MemoryCgroup(pid)
+    except ProbeError:
+        return lambda: None
+
+    def room() -> int | None:
+        try:
+            memory = group.read()
+        except ProbeError:
+            return None
+        return None if memory.limit_bytes is None else memory.limit_bytes - memory.needed_bytes
+
+    return room
 
 
 def _locate(process: Path) -> tuple[Literal[1, 2], tuple[Path, ...]]:

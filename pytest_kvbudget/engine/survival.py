@@ -76,6 +76,8 @@ class SurvivalResult(msgspec.Struct, frozen=True, kw_only=True):
     pool_tokens: int | None
     """Tokens that its KV cache holds by its own count."""
     requests: tuple[RequestResult, ...]
+    least_host_free_bytes: int | None = None
+    """Least room in the engine's memory control group meanwhile; ``None`` where it has no limit or cannot be read."""
 
     def after_death(self) -> SurvivalResult:
         """The same, knowing that the engine died: what only broke off on the client's side was that."""
@@ -104,11 +106,14 @@ class SurvivalRun:
         window: int,
         pool_tokens: int | None,
         alive: Callable[[], bool],
+        host_free: Callable[[], int | None] = lambda: None,
         seed: int = 0,
     ) -> None:
         self._client, self._spec = client, spec
         self._window, self._pool_tokens = window, pool_tokens
         self._alive = alive
+        self._host_free = host_free
+        self._least_host_free: int | None = None
         self._random = random.Random(seed)  # noqa: S311 - prompts, not secrets
         self._deadline = time.monotonic() + spec.timeout_s
 
@@ -126,7 +131,12 @@ class SurvivalRun:
             results += self._together(batch)
             if not all(result.survived for result in results):
                 break
-        return SurvivalResult(window=self._window, pool_tokens=self._pool_tokens, requests=tuple(results))
+        return SurvivalResult(
+            window=self._window,
+            pool_tokens=self._pool_tokens,
+            requests=tuple(results),
+            least_host_free_bytes=self._least_host_free,
+        )
 
     def _request(self, kind: Literal["generation", "prefill"], prompt_tokens: int, max_tokens: int) -> _Request:
         # Random ids: a prefix cache must not have them, or the prompt would not be computed at all.
@@ -140,6 +150,7 @@ class SurvivalRun:
         starvation = _Starvation(self._client)
         while any(request.running for request in requests):
             requests[0].wait(_LOOK_S)
+            self._look_at_host()
             if not self._alive():
                 self._end(requests, "died", "the engine died")
             elif time.monotonic() > self._deadline:
@@ -147,6 +158,11 @@ class SurvivalRun:
             elif starvation.look():
                 self._end(requests, "starved", "nothing runs, a request waits, and no KV block moves")
         return [request.result(alive=self._alive) for request in requests]
+
+    def _look_at_host(self) -> None:
+        free = self._host_free()
+        if free is not None:
+            self._least_host_free = min(free, free if self._least_host_free is None else self._least_host_free)
 
     @staticmethod
     def _end(requests: Sequence[_Request], ended: Ended, message: str) -> None:

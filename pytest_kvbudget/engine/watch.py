@@ -86,6 +86,8 @@ class Watch:
         self._core_died_at: float | None = None
         self._core_title = ""
         self.phases: list[PhaseTiming] = []
+        self.gone: dict[int, str] = {}
+        """Title by process id of the root and of every critical process that is gone."""
         self.dead: Outcome | None = None
         """Set as soon as the root process is gone, whenever that is."""
 
@@ -108,6 +110,8 @@ class Watch:
     def look(self) -> Outcome | None:
         """What the keeper reported since the last look; the engine's death, if it is dead."""
         for event in self._process.events():
+            if event.kind in {"exited", "critical_exited"}:
+                self.gone[event.pid] = event.title
             if event.kind == "failed":
                 self.dead = Outcome(kind="not_started", at=event.at, message=event.message)
             elif event.kind in {"exited", "gone"} and self.dead is None:

@@ -25,6 +25,7 @@ class Evidence(msgspec.Struct, frozen=True):
     r"""A line of the log: its 1-based number (``\n`` counts, ``\r`` does not) and its text without prefixes."""
 
     line: int
+    """0 for a line from elsewhere, whose text says where from."""
     text: str
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from pytest_kvbudget.mock.arguments import Arguments, looks_like_path
 from pytest_kvbudget.mock.failures import Failure
 from pytest_kvbudget.mock.frames import SERVE
+from pytest_kvbudget.mock.neuron.announce import plugin
 from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.process import Log, gib
 from pytest_kvbudget.mock.spec import MockDevice
@@ -24,11 +25,13 @@ def banner(log: Log, spec: MockDevice, arguments: Arguments, cards: list[int], s
         f"pytest-kvbudget simulated device: cards {','.join(map(str, cards))} of {gib(spec.device_total)} GiB, dialect"
         f" {spec.dialect}, shown in {sysfs}",
     )
+    if spec.dialect == "neuron":
+        plugin(log)
     clav = f"  Clav Version {CLAV_VERSION}" if spec.dialect == "rdna4" else ""
     log.say(
         "api_utils.py:347",
         "\n       █     █     █▄   ▄█\n"
-        f" ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0{clav}\n"
+        f" ▄▄ ▄█ █     █     █ ▀▄▀ █  version {spec.engine_version}{clav}\n"
         f"  █▄█▀ █     █     █     █  model   {arguments.model}\n"
         "   ▀▀  ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀  simulated device\n",
     )
@@ -141,7 +144,10 @@ def _plan_table(log: Log, physics: Physics) -> None:
         log.say("expert_plan.py:388", f"{label:<44} {size_bytes / GIB:7.2f} GiB     {tail}".rstrip())
     if arena.host_bytes is not None and plan.host_usable_bytes is not None:
         tail = f"host usable {plan.host_usable_bytes / GIB:.1f} of MemAvailable {arena.host_bytes / GIB:.1f}"
-        log.say("expert_plan.py:391", f"{'host-backed experts (per rank)':<44} {plan.host_experts_bytes / GIB:7.2f} GiB     {tail}")
+        log.say(
+            "expert_plan.py:391",
+            f"{'host-backed experts (per rank)':<44} {plan.host_experts_bytes / GIB:7.2f} GiB     {tail}",
+        )
         if plan.host_experts_bytes * physics.ranks > plan.host_usable_bytes:
             raise Failure(
                 "ExpertPlanError",
@@ -155,3 +161,33 @@ def _plan_table(log: Log, physics: Physics) -> None:
             f"expert cache space holds {plan.slots:,} slots; the resident layers need at least {arena.slots_min:,}",
             (*SERVE, "engine_config", "expert_plan"),
         )
+
+
+def engine(log: Log, physics: Physics) -> None:
+    """The engine core's first record."""
+    text = f"Initializing a V1 LLM engine (v{physics.spec.engine_version}) with config: {_config(physics)}"
+    log.say("core.py:133", text)
+
+
+def serving(log: Log, address: str) -> None:
+    """The engine is ready, and the server listens."""
+    log.say("entry.py:136", "Supported tasks: ['generate']")
+    log.say("entry.py:140", f"Starting vLLM server on http://{address}")
+    log.raw(
+        f"INFO:     Started server process [{log.pid}]\nINFO:     Waiting for application startup.\n"
+        "INFO:     Application startup complete.\n"
+    )
+
+
+def _config(physics: Physics) -> str:
+    arguments, device = physics.arguments, "neuron" if physics.neuron else "cuda"
+    return (
+        f"model='{arguments.model}', speculative_config=None, tokenizer='{arguments.model}', dtype=torch.bfloat16,"
+        f" max_seq_len={physics.max_model_len}, download_dir=None, load_format=auto,"
+        f" tensor_parallel_size={physics.ranks}, pipeline_parallel_size=1, data_parallel_size=1,"
+        f" enforce_eager={arguments.enforce_eager}, kv_cache_dtype={arguments.kv_cache_dtype}, device_config={device},"
+        f" seed=0, served_model_name={arguments.served_name}, enable_prefix_caching=True,"
+        f" enable_chunked_prefill={physics.chunked},"
+        f" compilation_config={{'compile_ranges_endpoints': [{arguments.max_num_batched_tokens}],"
+        f" 'cudagraph_capture_sizes': {list(physics.graph_sizes)}}}"
+    )

@@ -71,7 +71,7 @@ class Api:
         if route == ("GET", "/health"):
             self._answer(connection, request, 503 if self.dead else 200, b"", "text/plain")
         elif route == ("GET", "/version"):
-            self._json(connection, request, 200, {"version": "0.32.0"})
+            self._json(connection, request, 200, {"version": self._spec.engine_version})
         elif route == ("GET", "/v1/models"):
             self._json(connection, request, 200, {"object": "list", "data": [self._model()]})
         elif route == ("GET", "/metrics"):

@@ -6,7 +6,8 @@ import hashlib
 import os
 import signal
 import time
-from typing import Final, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Final, NoReturn, Protocol
 
 from pytest_kvbudget.mock.failures import Failure, Usage
 from pytest_kvbudget.mock.physics import Physics
@@ -27,9 +28,7 @@ class Memory(Protocol):
         """See `DriverClient`."""
         ...
 
-    def alloc(
-        self, card: int, size_bytes: int, kind: str = "", limit_bytes: int | None = None
-    ) -> tuple[bool, int]:
+    def alloc(self, card: int, size_bytes: int, kind: str = "", limit_bytes: int | None = None) -> tuple[bool, int]:
         """See `DriverClient`."""
         ...
 
@@ -49,7 +48,7 @@ class Memory(Protocol):
 class BaseRank:
     """One rank on its card; methods of its kinds are the phases, in order. They raise `Failure`."""
 
-    frames: dict[str, tuple[str, ...]] = {}
+    frames: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Frames of each phase, outermost in the worker first, for a fault that has nothing to do with memory."""
 
     def __init__(self, physics: Physics, rank: int, cards: list[int], log: Log, memory: Memory) -> None:
@@ -74,7 +73,9 @@ class BaseRank:
 
     def _pause(self, phase: str, parts: int = 1) -> None:
         """The time that a phase takes, or one of its equal parts."""
-        time.sleep(self.physics.pause_s(phase) / parts)
+        pause_s = self.physics.pause_s(phase)
+        if pause_s:
+            time.sleep(pause_s / parts)
 
     def _enter(self, phase: str) -> None:
         """Faults that a rank commits on entering a phase."""

@@ -59,7 +59,9 @@ class Boot:
         for phase, method in physics.phases:
             entering(phase)
             if method == "profile":
-                self._size_pool(self._executor.run(method))
+                available = self._executor.run(method)
+                entering("kv_check")
+                self._size_pool(available)
             elif phase == "compile":
                 self._compile(method)
                 compiled_s = 0.0 if physics.arguments.enforce_eager else physics.pause_s("compile")
@@ -106,7 +108,7 @@ class Boot:
         concurrency = self.blocks / physics.blocks_for(physics.max_model_len)
         size = f"GPU KV cache size: {int(concurrency * physics.max_model_len):,} tokens"
         most = f"Maximum concurrency for {physics.max_model_len:,} tokens per request: {concurrency:.2f}x"
-        release = tuple(int(part) for part in physics.engine_version.split(".")[:2])
+        release = tuple(int(part) for part in physics.spec.engine_version.split(".")[:2])
         for text in (f"{size}, {most}",) if release >= ONE_LINE_SINCE else (size, most):
             self._log.say("kv_cache_utils.py:2327", text)
 

@@ -19,7 +19,8 @@ from pytest_kvbudget.mock.spec import MockDevice
 
 _NAMES: Final = ("host", "port", "served_model_name")
 """Arguments that say where an engine is reached, not what it takes."""
-_VARIABLES: Final = ("VLLM_", "NEURON_")
+_VARIABLES: Final = ("VLLM_NEURON_", "VLLM_CUDAGRAPH_", "NEURON_LOGICAL_", "NEURON_CC_", "NEURON_RT_VIRTUAL_")
+"""Beginnings of variables that move memory; where caches lie or which devices are visible does not."""
 DONE: Final = ".compilation_complete"
 
 

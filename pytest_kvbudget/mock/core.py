@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from pytest_kvbudget.mock import announce
 from pytest_kvbudget.mock.boot import Boot
 from pytest_kvbudget.mock.conditions import CompileCache
 from pytest_kvbudget.mock.driver import DriverClient
@@ -87,8 +88,8 @@ class Core:
         log_exception(self._log, "core.py:1510", title, failure, ())
         if self._executor is not None and self._executor.channels():
             self._executor.shut_down()
-        uncaught(Failure(failure.kind, failure.text, ("bootstrap", "run", "reraise", *failure.frames), failure.cause),
-                 (), "EngineCore")  # fmt: skip
+        frames = ("bootstrap", "run", "reraise", *failure.frames)
+        uncaught(Failure(failure.kind, failure.text, frames, failure.cause, failure.notes), (), "EngineCore")
         self._channel.send({"type": "failed"})
         os._exit(1)
 
@@ -107,7 +108,7 @@ class Core:
         physics, log = self._physics, self._log
         if physics.spec.keeps_cache and not physics.neuron:
             physics.cold = not self._cache.has(physics.compile_key())
-        log.say("core.py:133", f"Initializing a V1 LLM engine (v{physics.engine_version}) with config: {_config(physics)}")
+        announce.engine(log, physics)
         if physics.ranks > 1:
             log.say(
                 "multiproc_executor.py:153",
@@ -123,9 +124,7 @@ class Core:
         took_s, compiled_s = boot.run(self._phase)
         self._blocks, self._free_blocks = boot.blocks, boot.blocks - 1
         compiled = f" (compilation: {compiled_s:.2f} s)" if compiled_s else ""
-        log.say(
-            "core.py:402", f"init engine (profile, create kv cache, warmup model) took {took_s:.2f} s{compiled}"
-        )
+        log.say("core.py:402", f"init engine (profile, create kv cache, warmup model) took {took_s:.2f} s{compiled}")
 
     def _serve(self) -> None:
         """Ready: schedule requests until told to stop. Lives on when the API server is gone, as vLLM's does."""
@@ -256,16 +255,3 @@ def _signals_wake(selector: selectors.BaseSelector) -> Iterator[None]:
         signal.set_wakeup_fd(before)
         os.close(reading)
         os.close(writing)
-
-
-def _config(physics: Physics) -> str:
-    arguments = physics.arguments
-    return (
-        f"model='{arguments.model}', speculative_config=None, tokenizer='{arguments.model}', dtype=torch.bfloat16,"
-        f" max_seq_len={physics.max_model_len}, download_dir=None, load_format=auto,"
-        f" tensor_parallel_size={physics.ranks}, pipeline_parallel_size=1, data_parallel_size=1,"
-        f" enforce_eager={arguments.enforce_eager}, kv_cache_dtype={arguments.kv_cache_dtype}, device_config={'neuron' if physics.neuron else 'cuda'},"
-        f" seed=0, served_model_name={arguments.served_name}, enable_prefix_caching=True, enable_chunked_prefill={physics.chunked},"
-        f" compilation_config={{'compile_ranges_endpoints': [{arguments.max_num_batched_tokens}],"
-        f" 'cudagraph_capture_sizes': {list(physics.graph_sizes)}}}"
-    )

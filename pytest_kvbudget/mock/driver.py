@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +53,21 @@ def socket_name(sysfs: str | Path) -> str:
     return f"\0kvbudget-mock-{os.getuid()}-{digest}"
 
 
+class Tree(Protocol):
+    """Shows cards."""
+
+    sharing: int
+    """Cards that share one memory."""
+
+    def plug(self, card: int, total_bytes: int) -> None:
+        """Make a card's files."""
+        ...
+
+    def show(self, card: int, held: dict[str, int], changed: str) -> None:
+        """Show what is held; ``changed`` is the kind of memory that did."""
+        ...
+
+
 class DrmTree:
     """Cards of amdgpu below ``class/drm``."""
 
@@ -60,7 +75,6 @@ class DrmTree:
         self._drm = os.path.join(sysfs, CARDS_FOLDER)  # noqa: PTH118 - pathlib would double the start time
         self._vendor = vendor
         self.sharing = 1
-        """Cards that share one memory."""
 
     def plug(self, card: int, total_bytes: int) -> None:
         """Make a card's files."""
@@ -135,9 +149,7 @@ class Cards:
         skew_bytes: so many more on each memory than on the one before.
     """
 
-    def __init__(
-        self, tree: DrmTree | NeuronTree, what: str, total_bytes: int, idle_bytes: int, skew_bytes: int
-    ) -> None:
+    def __init__(self, tree: Tree, what: str, total_bytes: int, idle_bytes: int, skew_bytes: int) -> None:
         self.what = what
         self.total_bytes = total_bytes
         self.idle_bytes = idle_bytes
@@ -184,14 +196,19 @@ class Cards:
         self._tree.show(card, self._held[card], kind)
         return True
 
-    def kinds(self, card: int) -> str:
-        """What is held, as ``CARD:KIND=BYTES`` words, for all cards with this one's memory."""
-        return " ".join(
-            f"{one}:{kind}={size_bytes}"
+    @property
+    def sharing(self) -> int:
+        """Cards that have one memory together."""
+        return self._tree.sharing
+
+    def held(self, card: int) -> dict[tuple[int, str], int]:
+        """What is held, by card and kind, of all cards with this one's memory."""
+        return {
+            (one, kind): size_bytes
             for one in self.sharers(card)
             for kind, size_bytes in self._held[one].items()
             if size_bytes
-        )
+        }
 
     def idle(self) -> None:
         """Show every card as idle."""
@@ -279,21 +296,26 @@ class Driver:
         card = int(arguments[0])
         if not 0 <= card < len(cards):
             return f"no-card {len(cards)}"
+        return self._of_card(client, verb, card, arguments[1:])
+
+    def _of_card(self, client: socket.socket, verb: str, card: int, arguments: list[str]) -> str:
         if verb == "mem":
-            return f"mem {cards.free_bytes(card)}"
+            return f"mem {self._cards.free_bytes(card)}"
         if verb == "kinds":
-            return f"kinds {cards.kinds(card)}"
+            held = self._cards.held(card)
+            return " ".join(("kinds", *(f"{one}:{kind}={size_bytes}" for (one, kind), size_bytes in held.items())))
         if verb == "claim":
             return f"claimed {int(self._claimed.setdefault(card, client) is client)}"
-        return self._memory(client, verb, card, int(arguments[1]), *arguments[2:])
+        size, kind, limit = (*arguments, "", "")[:3]
+        return self._memory(client, verb, (card, kind), int(size), int(limit) if limit else None)
 
     def _memory(
-        self, client: socket.socket, verb: str, card: int, size_bytes: int, kind: str = "", limit: str = ""
+        self, client: socket.socket, verb: str, key: tuple[int, str], size_bytes: int, limit_bytes: int | None
     ) -> str:
-        cards, held, key = self._cards, self._clients[client], (card, kind)
+        cards, held, (card, kind) = self._cards, self._clients[client], key
         if verb == "free":
             size_bytes = -min(size_bytes, held.get(key, 0))
-        if not cards.take(card, size_bytes, kind, int(limit) if limit else None):
+        if not cards.take(card, size_bytes, kind, limit_bytes):
             return f"refused {cards.free_bytes(card)}"
         held[key] = held.get(key, 0) + size_bytes
         return f"ok {cards.free_bytes(card)}"
@@ -353,9 +375,7 @@ class DriverClient:
             raise DriverError(f"the simulated host in {self._sysfs} has {number} cards; card {card} is not there")
         return int(number)
 
-    def alloc(
-        self, card: int, size_bytes: int, kind: str = "", limit_bytes: int | None = None
-    ) -> tuple[bool, int]:
+    def alloc(self, card: int, size_bytes: int, kind: str = "", limit_bytes: int | None = None) -> tuple[bool, int]:
         """Ask for memory: whether it was there, and the free bytes after (or without) it."""
         words = [] if limit_bytes is None else [limit_bytes]
         verb, free_bytes = self.ask("alloc", card, size_bytes, *([kind] if kind else []), *words)
@@ -458,7 +478,10 @@ def _start(sysfs: str | Path, spec: MockDevice, owner_pid: int, cards: int) -> N
 
 
 def main(arguments: list[str]) -> int:
-    """``--sysfs DIR --cards N --total BYTES --idle BYTES --skew BYTES --what KIND --owner-pid PID``; goes to background."""
+    """Go to background and serve.
+
+    Options: ``--sysfs DIR --cards N --total BYTES --idle BYTES --skew BYTES --what KIND --owner-pid PID``.
+    """
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     sysfs = options["--sysfs"]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -467,7 +490,7 @@ def main(arguments: list[str]) -> int:
     except OSError:
         return 0
     what = options["--what"]
-    tree = DrmTree(sysfs, AMD_VENDOR) if what == "amdgpu" else NeuronTree(sysfs, what)
+    tree: Tree = DrmTree(sysfs, AMD_VENDOR) if what == "amdgpu" else NeuronTree(sysfs, what)
     cards = Cards(tree, what, int(options["--total"]), int(options["--idle"]), int(options["--skew"]))
     cards.plug(int(options["--cards"]))
     listener.listen(128)

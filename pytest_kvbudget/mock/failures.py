@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from pytest_kvbudget.mock.frames import FRAMES
@@ -16,14 +18,23 @@ class Failure(Exception):  # noqa: N818 - stands for an engine's exception of an
         text: its message.
         frames: names in ``FRAMES``, innermost last, beginning inside the worker where it was raised in one.
         cause: what it was raised from.
+        notes: what was added to it later (PEP 678).
     """
 
-    def __init__(self, kind: str, text: str, frames: tuple[str, ...], cause: Failure | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        text: str,
+        frames: tuple[str, ...],
+        cause: Failure | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(text)
         self.kind = kind
         self.text = text
         self.frames = frames
         self.cause = cause
+        self.notes = notes
 
     def traceback(self, outer: tuple[str, ...] = ()) -> str:
         """The whole traceback, with the frames that led to the raising function before its own."""
@@ -37,7 +48,7 @@ class Failure(Exception):  # noqa: N818 - stands for an engine's exception of an
             lines += [f'  File "{path}", line {number}, in {function}', f"    {source}"]
             if not source.startswith("raise"):
                 lines.append(f"    {'^' * len(source)}")
-        return before + "\n".join([*lines, f"{self.kind}: {self.text}"])
+        return before + "\n".join([*lines, f"{self.kind}: {self.text}", *self.notes])
 
     def message(self) -> dict[str, object]:
         """For a channel: what an executor learns of a worker's exception."""
@@ -49,10 +60,12 @@ def log_exception(log: Log, where: str, title: str, failure: Failure, outer: tup
     log.fail(where, f"{title}\n{failure.traceback(outer)}")
 
 
-def uncaught(failure: Failure, outer: tuple[str, ...], process: str | None = None) -> None:
+def uncaught(
+    failure: Failure, outer: tuple[str, ...], process: str | None = None, sink: Callable[[str], None] = raw
+) -> None:
     """What Python prints for an exception that nobody caught, bare."""
     title = f"Process {process}:\n" if process else ""
-    raw(f"{title}{failure.traceback(outer)}\n")
+    sink(f"{title}{failure.traceback(outer)}\n")
 
 
 class Usage(msgspec.Struct):

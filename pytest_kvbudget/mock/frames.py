@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 _VLLM: Final = "/usr/local/lib/python3.12/dist-packages/vllm"
+_NEURON: Final = "/usr/local/lib/python3.12/dist-packages/vllm_neuron/vllm/worker"
 _PYTHON: Final = "/usr/lib/python3.12"
 
 FRAMES: Final = {
@@ -89,6 +90,20 @@ FRAMES: Final = {
     "poll": (f"{_VLLM}/v1/engine/core_client.py", 739, "__init__", "if not sync_input_socket.poll("),
     "interrupt": (f"{_VLLM}/entrypoints/launchers/api_server/entry.py", 172, "_interrupt_init", 'raise KeyboardInterrupt("terminated")'),
     "import": (f"{_VLLM}/platforms/rocm.py", 14, "<module>", "import vllm._rocm_C"),
+    "n_init": (f"{_NEURON}/neuron_worker.py", 224, "init_device", "self._init_runtime()"),
+    "n_load": (f"{_NEURON}/neuron_worker.py", 405, "load_model", "self.model_runner.load_model()"),
+    "n_runner_load": (f"{_NEURON}/neuron_model_runner.py", 611, "load_model", "self.model.load_weights(weights)"),
+    "n_budget": (f"{_NEURON}/neuron_worker.py", 470, "determine_available_memory", "return self._compute_kv_budget(total_hbm, model_weight_bytes)"),
+    "n_compute": (f"{_NEURON}/neuron_worker.py", 528, "_compute_kv_budget", "raise RuntimeError("),
+    "n_kv": (f"{_NEURON}/neuron_worker.py", 571, "initialize_from_config", "self.model_runner.initialize_kv_cache(kv_cache_config)"),
+    "n_runner_kv": (f"{_NEURON}/neuron_model_runner.py", 842, "initialize_kv_cache", "self.kv_caches = self._allocate_kv_cache(kv_cache_config)"),
+    "n_kv_zeros": (f"{_NEURON}/neuron_model_runner.py", 867, "_allocate_kv_cache", "cache = torch.zeros(shape, dtype=dtype, device=self.device)"),
+    "n_warm": (f"{_NEURON}/neuron_worker.py", 602, "compile_or_warm_up_model", "self.model_runner.warmup_model()"),
+    "n_compile": (f"{_NEURON}/neuron_model_runner.py", 1206, "compile_graphs", "self._compile_all(graphs)"),
+    "n_neuronx": (f"{_NEURON}/neuron_model_runner.py", 1218, "_compile_all", "raise RuntimeError("),
+    "n_warmup": (f"{_NEURON}/neuron_model_runner.py", 1310, "warmup_model", "self._warmup_prefill(bucket, kv_segment_size)"),
+    "n_neff": (f"{_NEURON}/neuron_model_runner.py", 1377, "_warmup_prefill", "self.model(**inputs)"),
+    "n_execute": (f"{_NEURON}/neuron_worker.py", 790, "execute_model", "output = self.model_runner.execute_model(scheduler_output)"),
 }  # fmt: skip
 """Name to file, line, function and source line."""
 

@@ -122,13 +122,6 @@ class Physics:
         return PHASES["neuron" if self.neuron else "gpu"]
 
     @property
-    def engine_version(self) -> str:
-        """What the engine calls itself. Of SDK 2.33 no version is public: it is one after the plugin 0.24."""
-        if not self.neuron:
-            return "0.32.0"
-        return {"0.21": "0.21.0", "0.24": "0.24.0", "2.33": "0.27.1"}[self.spec.release]
-
-    @property
     def compiles_only(self) -> bool:
         """Neuron programs are compiled on a host without devices."""
         return self.neuron and self.environ.get("VLLM_NEURON_CPU_COMPILE") == "1"

@@ -39,7 +39,9 @@ class Log:
         sink: what takes text; default: standard output.
     """
 
-    def __init__(self, process: str, *, pid: int | None = None, sink: Callable[[str | bytes], None] | None = None) -> None:
+    def __init__(
+        self, process: str, *, pid: int | None = None, sink: Callable[[str | bytes], None] | None = None
+    ) -> None:
         self.pid = os.getpid() if pid is None else pid
         self.prefix = f"({process} pid={self.pid})"
         self.raw = raw if sink is None else sink

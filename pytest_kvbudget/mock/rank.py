@@ -118,10 +118,11 @@ class Rank(BaseRank):
         self._release(physics.activation_bytes)
         free_now = self._free()
         if spec.dialect == "rdna4":
+            non_torch = physics.non_torch_bytes(self.rank)
             self._log.say(
                 "gpu_worker.py:655",
                 f"memory after profile: torch reserved {gib(self._usage.torch)} GiB, torch allocated"
-                f" {gib(self._usage.torch)} GiB, non-torch {gib(physics.non_torch_bytes(self.rank))} GiB (before load: non-torch"
+                f" {gib(self._usage.torch)} GiB, non-torch {gib(non_torch)} GiB (before load: non-torch"
                 f" {gib(spec.idle_bytes)} GiB)",
             )
         if pinned is not None:
@@ -227,12 +228,13 @@ class Rank(BaseRank):
         self._enter("kv_alloc")
         physics = self.physics
         seqs = physics.arguments.max_num_seqs
-        if physics.state_bytes and physics.graph_sizes and seqs > blocks // physics.state_blocks:
+        states = blocks // max(1, physics.state_blocks)
+        if physics.state_bytes and physics.graph_sizes and seqs > states:
             raise Failure(
                 "ValueError",
-                f"max_num_seqs ({seqs}) exceeds available Mamba cache blocks ({blocks // physics.state_blocks}). Each decode sequence requires"
+                f"max_num_seqs ({seqs}) exceeds available Mamba cache blocks ({states}). Each decode sequence requires"
                 " one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most"
-                f" {blocks // physics.state_blocks} or increase gpu_memory_utilization.",
+                f" {states} or increase gpu_memory_utilization.",
                 ("initialize", "attn_backend", "resolve_mode"),
             )
         self._alloc(blocks * physics.block_bytes, ("initialize", "kv_cache", "kv_tensors", "allocate"))

@@ -16,12 +16,14 @@ import msgspec
 
 from pytest_kvbudget.mock import announce
 from pytest_kvbudget.mock.api import DEAD, Api
-from pytest_kvbudget.mock.base import hang, print_garbage
 from pytest_kvbudget.mock.arguments import Arguments, UsageError, parse, refuse
+from pytest_kvbudget.mock.base import hang, print_garbage
+from pytest_kvbudget.mock.conditions import begin, shape_key
 from pytest_kvbudget.mock.core import Core
 from pytest_kvbudget.mock.driver import DriverError, ensure_driver
 from pytest_kvbudget.mock.failures import Failure, log_exception, uncaught
 from pytest_kvbudget.mock.frames import SERVE
+from pytest_kvbudget.mock.neuron.announce import check
 from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.process import Channel, Log, Message, channel_pair, raw
 from pytest_kvbudget.mock.spec import MockDevice
@@ -29,6 +31,7 @@ from pytest_kvbudget.mock.wire import Connection
 
 DEVICE_VARIABLE: Final = "KVBUDGET_MOCK_DEVICE"
 VISIBLE_VARIABLE: Final = "KVBUDGET_MOCK_VISIBLE"
+NEURON_VISIBLE: Final = "NEURON_VISIBLE_DEVICES"
 SYSFS_VARIABLE: Final = "KVBUDGET_MOCK_SYSFS"
 CORE_EXIT_S: Final = 5.0
 """How long a core that was told to end may take."""
@@ -57,7 +60,10 @@ class Server:
             listener = self._bind()
             announce.check_model(self._arguments)
             announce.check_arguments(self._spec, self._arguments)
-            physics = Physics(self._spec, self._arguments)
+            if self._spec.dialect == "neuron":
+                check(self._arguments, os.environ)
+            conditions = begin(self._spec, shape_key(self._arguments, dict(os.environ)), self._sysfs)
+            physics = Physics(self._spec, self._arguments, os.environ, conditions)
             announce.configured(self._log, physics)
         except Failure as failure:
             uncaught(failure, ())
@@ -155,11 +161,7 @@ class Server:
     def _serve(self, listener: socket.socket, channel: Channel, api: Api) -> NoReturn:
         listener.listen(128)
         self._selector.register(listener, selectors.EVENT_READ, "listener")
-        log, address = self._log, f"{self._arguments.host or '0.0.0.0'}:{self._arguments.port}"  # noqa: S104
-        log.say("entry.py:136", "Supported tasks: ['generate']")
-        log.say("entry.py:140", f"Starting vLLM server on http://{address}")
-        raw(f"INFO:     Started server process [{os.getpid()}]\nINFO:     Waiting for application startup.\n"
-            "INFO:     Application startup complete.\n")  # fmt: skip
+        announce.serving(self._log, f"{self._arguments.host or '0.0.0.0'}:{self._arguments.port}")  # noqa: S104
         leave_at: float | None = None
         while leave_at is None or time.monotonic() < leave_at:
             timeout = None if leave_at is None else max(0.0, leave_at - time.monotonic())
@@ -328,12 +330,20 @@ def _default_tree() -> str:
     return str(Path(tempfile.gettempdir(), f"kvbudget-mock-{os.getuid()}", "default"))
 
 
-def _cards(ranks: int) -> list[int]:
-    text = os.environ.get(VISIBLE_VARIABLE, "")
+def _cards(spec: MockDevice, ranks: int) -> list[int]:
+    """Cards, or logical cores, which may also be given as on a real Neuron host, with ranges."""
+    name = NEURON_VISIBLE if spec.dialect == "neuron" and NEURON_VISIBLE in os.environ else VISIBLE_VARIABLE
+    text = os.environ.get(name, "")
+    if not text:
+        return list(range(ranks))
+    cards: list[int] = []
     try:
-        return [int(word) for word in text.split(",")] if text else list(range(ranks))
+        for word in text.split(","):
+            first, dash, last = word.partition("-")
+            cards += range(int(first), int(last if dash else first) + 1)
     except ValueError:
-        raise UsageError(f"{VISIBLE_VARIABLE}: {text!r} is no list of card numbers, such as '0,1'") from None
+        raise UsageError(f"{name}: {text!r} is no list of numbers, such as '0,1'") from None
+    return cards
 
 
 def _imports(spec: MockDevice) -> None:
@@ -360,7 +370,7 @@ def main(argv: list[str]) -> NoReturn:
         spec, sysfs = _device()
         _imports(spec)
         arguments = parse(argv, fork=spec.dialect == "rdna4")
-        cards = _cards(arguments.tensor_parallel_size or spec.ranks)
+        cards = _cards(spec, arguments.tensor_parallel_size or spec.ranks)
     except UsageError as error:
         refuse(error)
     try:

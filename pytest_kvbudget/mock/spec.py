@@ -11,11 +11,14 @@ from pytest_kvbudget.shape import SizeBytes
 from pytest_kvbudget.units import GIB, MIB
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Chunking = bool | Annotated[int, msgspec.Meta(ge=1)] | Annotated[str, msgspec.Meta(pattern=r"^((on|off)( above \d+)?)$")]
+Chunking = (
+    bool | Annotated[int, msgspec.Meta(ge=1)] | Annotated[str, msgspec.Meta(pattern=r"^((on|off)( above \d+)?)$")]
+)
 """``on``, ``off``, or ``off above N``, which a bare N means too: chunked prefill by the window's length."""
-Estimate = Annotated[float, msgspec.Meta(gt=0)] | Annotated[
-    str, msgspec.Meta(pattern=r"^(exact|absent|proportional|huge|negative|alternating|factor \d*\.?\d+)$")
-]
+Estimate = (
+    Annotated[float, msgspec.Meta(gt=0)]
+    | Annotated[str, msgspec.Meta(pattern=r"^(exact|absent|proportional|huge|negative|alternating|factor \d*\.?\d+)$")]
+)
 """How true the engine's own estimate of the longest window is; a bare F is ``factor F``."""
 
 BootPhase = Literal[
@@ -215,6 +218,13 @@ class MockDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if not self.device_total:
             total_bytes = STACK_BYTES[self.platform] if self.dialect == "neuron" else R9700_BYTES
             force_setattr(self, "device_total", total_bytes)
+
+    @property
+    def engine_version(self) -> str:
+        """What the engine calls itself. Of SDK 2.33 no version is public: it is one after the plugin 0.24."""
+        if self.dialect != "neuron":
+            return "0.32.0"
+        return {"0.21": "0.21.0", "0.24": "0.24.0", "2.33": "0.27.1"}[self.release]
 
     @property
     def keeps_cache(self) -> bool:

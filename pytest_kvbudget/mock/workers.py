@@ -115,6 +115,23 @@ def settle(answers: Sequence[Message], method: str) -> list[int]:
     return [int(answer["result"]) for answer in answers]
 
 
+def in_core(worker: BaseRank, method: str, arguments: Sequence[int]) -> int:
+    """Run a method of the rank that lives in the engine core.
+
+    Raises:
+        Failure: the rank's, with the frames of the core.
+    """
+    try:
+        return int(getattr(worker, method)(*arguments))
+    except Failure as failure:
+        if method in _STARTING:
+            outer: tuple[str, ...] = ("core", "super", "executor", "uni_init" if method == "start" else "uni_load")
+        else:
+            outer = (*_CORE[method], "uni_rpc")
+        frames = (*outer, *failure.frames)
+        raise Failure(failure.kind, failure.text, frames, failure.cause, failure.notes) from None
+
+
 class OneProcess:
     """One card: the rank lives in the engine core."""
 
@@ -124,14 +141,7 @@ class OneProcess:
 
     def run(self, method: str, *arguments: int) -> list[int]:
         """See `Executor`."""
-        try:
-            result = [int(getattr(self._rank, method)(*arguments))]
-        except Failure as failure:
-            if method in _STARTING:
-                outer: tuple[str, ...] = ("core", "super", "executor", "uni_init" if method == "start" else "uni_load")
-            else:
-                outer = (*_CORE[method], "uni_rpc")
-            raise Failure(failure.kind, failure.text, (*outer, *failure.frames), failure.cause) from None
+        result = [in_core(self._rank, method, arguments)]
         if method == "warm_up" and self._orphan:
             self._rank.leave_orphan()
         return result

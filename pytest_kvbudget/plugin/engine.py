@@ -75,6 +75,10 @@ class KvEngine:
         """
         return self.client.complete(prompt, max_tokens, **options)
 
+    def pids(self) -> Sequence[int]:
+        """Process ids of every living process of the engine."""
+        return self._attempt.pids()
+
     @property
     def trace(self) -> KvTrace:
         """Device memory since before the launch."""

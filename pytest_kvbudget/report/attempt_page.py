@@ -109,7 +109,8 @@ def _cause(record: AttemptRecord, shown: frozenset[int]) -> Element | None:
 
 
 def _quote(evidence: Evidence, shown: frozenset[int]) -> Element:
-    return element("blockquote", _line_link(evidence.line, shown, "line "), element("code", evidence.text))
+    place = _line_link(evidence.line, shown, "line ") if evidence.line else None
+    return element("blockquote", place, element("code", evidence.text))
 
 
 def _line_link(line: int, shown: frozenset[int], before: str = "") -> Element:

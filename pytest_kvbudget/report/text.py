@@ -83,7 +83,8 @@ def _levers(record: AttemptRecord) -> Iterator[str]:
 def _evidence(record: AttemptRecord, log_tail: Sequence[str]) -> Iterator[str]:
     evidence = () if record.cause is None else record.cause.evidence
     for index, entry in enumerate(evidence[:EVIDENCE_LINES]):
-        yield _line("" if index else "evidence", f"line {entry.line}: {entry.text}")
+        where = f"line {entry.line}: " if entry.line else ""
+        yield _line("" if index else "evidence", f"{where}{entry.text}")
     if not evidence:
         for index, text in enumerate(log_tail):
             yield _line("" if index else "log ends", text)

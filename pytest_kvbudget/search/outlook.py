@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 # Weights of the parts of the mixture and what a prediction may be off. Only the number of boots depends on them, never
 # an answer; they were chosen on the devices of tests/benchmarks/search_boots.py.
-NO_HINT_WEIGHT: Final = 0.2
+NO_HINT_WEIGHT: Final = 0.08
 """Of the belief that the hints are worth nothing and every rung is as likely."""
-NARROW_SHARE: Final = 0.75
+NARROW_SHARE: Final = 0.8
 """Of a prediction's weight on being right to its printed precision; the rest on being off by its distance's share."""
-RATE_ERROR: Final = 0.15
+RATE_ERROR: Final = 0.25
 """What a prediction from one boot is off, as a share of its distance from that boot: rates change with the shape."""
-FOLLOWING_BYTES: Final = 0.15 * GIB
+FOLLOWING_BYTES: Final = 0.4 * GIB
 """What else would have been allocated after an allocation that failed: graphs, workspaces."""
-LINE_ERROR: Final = 0.01
+LINE_ERROR: Final = 0.008
 """The same for a line through two boots, from the nearer one."""
 AGE_WEIGHT: Final = 0.6
 """What an older boot's prediction weighs against the next younger one's."""
-NARROW_QUANTA: Final = 0.5
+NARROW_QUANTA: Final = 0.2
 """Least spread of a prediction, in quanta."""
 
-TRUST: Final = 0.8
+TRUST: Final = 0.85
 """What is left of the belief in hints after each boot all of whose predictions were refuted."""
-LOOSE_SHARE: Final = 0.5
+LOOSE_SHARE: Final = 0.45
 """Of a prediction's weight on anything below it, where limits that are not stated may be hit first."""
-PRIOR_SPREAD: Final = 0.5
+PRIOR_SPREAD: Final = 0.7
 """Scale of a plan's or an archive's value, as a share of what it may be off."""
 
 PHASE_LIMITS: Final = {Phase.ARGUMENT: "expert_arena", Phase.KV_CHECK: "kv_check", Phase.COMPILE: "compile"}
@@ -247,7 +247,8 @@ def _within(axis: Axis, item: Prediction) -> Prediction | None:
         item,
         value=item.value if item.value == -math.inf else min(max(item.value, -far), far),
         spread=min(item.spread, far),
-        reach=min(item.reach, far),
+        # what lies far beyond the axis stays refutable by a boot at its end
+        reach=min(item.reach, max(RATE_ERROR, LINE_ERROR) * far),
     )
 
 

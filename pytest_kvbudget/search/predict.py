@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 # What a rung's other merits are worth beside an even split. They move the number of boots, never an answer, and were
 # chosen on the devices of tests/benchmarks/search_boots.py.
-END_WORTH: Final = 0.5
+END_WORTH: Final = 0.95
 """Of a chance to end the search with this boot."""
-PAIR_WORTH: Final = 0.5
+PAIR_WORTH: Final = 0.4
 """Of a chance to end it with the next one."""
-PASS_WORTH: Final = 0.3
+PASS_WORTH: Final = 0.4
 """Of a chance to pass: a boot that serves shows the slack of every limit, a failed one only the first deficit."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_kvbudget import plan
+from pytest_kvbudget.config import built_in
 from pytest_kvbudget.units import GIB
 
 LADDER = (
@@ -186,8 +187,11 @@ def test_the_simulated_target_is_planned_without_configuration(tmp_path: Path, m
     status, plan_document = document("--target", "mock-r9700")
     assert status == 0
     assert plan_document["policy"] == "vllm"  # nothing is offloaded there
-    # 0.98 of the card, 26.2 GiB of weights and 1.45 of non-torch
-    assert plan_document["available_bytes"] == pytest.approx(34_208_743_424 * 0.98 - 27.65 * GIB, abs=3)
+    target = built_in(tmp_path).pick(None).target
+    assert target.mock is not None
+    taken_bytes = target.mock.weights + target.mock.non_torch
+    utilization = target.shape.gpu_memory_utilization or 0
+    assert plan_document["available_bytes"] == pytest.approx(34_208_743_424 * utilization - taken_bytes, abs=3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_kvbudget.config import ConfigError, LoadedTarget, load
+from pytest_kvbudget.device import probes
 from pytest_kvbudget.device.model import ProbeError
 from pytest_kvbudget.engine.backends.neuron import gib_text, platform_of
 from pytest_kvbudget.engine.backends.registry import BUILT_IN, backend_of
@@ -244,7 +245,10 @@ def test_a_runtime_variable_of_the_shell_is_refused(make: Any, monkeypatch: pyte
 
 
 def test_memory_that_no_source_shows_says_why_at_every_reading(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+    def nothing(*_: object, **__: object) -> None:
+        raise ProbeError("no source shows the memory of these")
+
+    monkeypatch.setattr(probes, "choose", nothing)
     for body, device in ((R9700, "0"), (TRN3, "0")):
         loaded = make(body)
         probe = backend_of(loaded).probe(loaded, (device,))
@@ -256,8 +260,6 @@ def test_memory_that_no_source_shows_says_why_at_every_reading(make: Any, monkey
 def test_the_cpu_has_no_device_memory_and_an_unknown_gpu_none_that_is_known(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pytest_kvbudget.device import probes
-
     monkeypatch.setattr(probes, "detect", lambda: "host")
     cpu = make('backend = "vllm"\n[target.it.shape]\nmodel = "m"\n')
     assert backend_of(cpu).probe(cpu, ("cpu",)) is None

@@ -19,7 +19,7 @@ KV_POOL_BYTES: Final = 52_428_800  # 50M to vLLM, which reads it as 50 * 2^20
 CONFIG: Final = """
 [target.vllm-cpu]
 backend = "vllm"
-command = [{vllm!r}, "serve"]
+command = {command}
 [target.vllm-cpu.env]
 {env}
 [target.vllm-cpu.shape]
@@ -49,8 +49,16 @@ class Project:
 
     def __init__(self, folder: Path, recipe: dict[str, Any]) -> None:
         self.folder = folder
+        self._recipe = recipe
+        self.wrap()
+
+    def wrap(self, *before: str) -> None:
+        """Configure the engine, its command run by ``before``."""
+        recipe = self._recipe
         env = "\n".join(f"{name} = {json.dumps(value)}" for name, value in recipe["env"].items())
-        (folder / "kvbudget.toml").write_text(CONFIG.format(vllm=recipe["vllm"], model=recipe["model"], env=env))
+        command = json.dumps([*before, recipe["vllm"], "serve"])
+        text = CONFIG.format(command=command, model=recipe["model"], env=env)
+        (self.folder / "kvbudget.toml").write_text(text)
 
     def pytest(self, *arguments: str, test: str) -> subprocess.Popen[str]:
         """Start pytest on a test file of this text."""

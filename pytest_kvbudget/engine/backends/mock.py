@@ -16,6 +16,7 @@ from pytest_kvbudget.config import ConfigError, LoadedTarget
 from pytest_kvbudget.device.model import MemoryProbe
 from pytest_kvbudget.device.sysfs import AmdSysfsProbe
 from pytest_kvbudget.engine.backends.common import CRITICAL, RDNA4_MIN_FREE_BYTES, build_command, slots_of, vllm_flags
+from pytest_kvbudget.engine.backends.neuron import shape_variables
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.mock.driver import ensure_driver
 from pytest_kvbudget.mock.spec import MockDevice
@@ -65,7 +66,9 @@ class MockBackend:
 
     def render(self, loaded: LoadedTarget, shape: Shape, devices: Sequence[str], port: int) -> Command:
         """The simulated engine takes the flags of ``vllm serve``; its device comes through the environment."""
-        target = loaded.target
+        target, spec = loaded.target, _spec(loaded)
+        if spec.dialect == "neuron":
+            shape = shape.merged(env=shape_variables(shape))
         argv = (
             *(target.command or (sys.executable, "-m", "pytest_kvbudget.mock", "serve")),
             shape.model or "simulated",
@@ -76,7 +79,7 @@ class MockBackend:
             str(port),
         )
         added = {
-            "KVBUDGET_MOCK_DEVICE": msgspec.json.encode(_spec(loaded)).decode(),
+            "KVBUDGET_MOCK_DEVICE": msgspec.json.encode(spec).decode(),
             "KVBUDGET_MOCK_VISIBLE": ",".join(devices),
             "KVBUDGET_MOCK_SYSFS": str(_tree(loaded)),
         }

@@ -1,0 +1,1 @@
+"""The dialect of vLLM Neuron: its budget, its compiler, its runtime and what they print."""
