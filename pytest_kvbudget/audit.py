@@ -156,8 +156,7 @@ def _engine(options: argparse.Namespace) -> Engine:
 
 def _observed(options: argparse.Namespace, ledger: BootLedger, engine: Engine) -> tuple[Observed, list[str]]:
     """Figures of the log, then of the running engine, then as given; and what could not be read."""
-    observed, troubles = observed_from(ledger), list[str]()
-    argv = engine.argv or ()
+    troubles, argv = list[str](), engine.argv or ()
     total_bytes, high_water = options.total, dict[str, int]()
     if options.devices is not None:
         cards, trouble = read_cards(tuple(filter(None, options.devices.split(","))))
@@ -165,6 +164,7 @@ def _observed(options: argparse.Namespace, ledger: BootLedger, engine: Engine) -
         troubles += [trouble] if trouble else []
         if total_bytes is None and cards:
             total_bytes = min(card.total_bytes for card in cards)
+    observed = observed_from(ledger, total_bytes)
     peer: tuple[bool | None, str] = (None, "") if options.peer is None else ask_peer(options.peer)
     utilization = options.utilization
     if utilization is None and observed.utilization is None:
@@ -172,7 +172,6 @@ def _observed(options: argparse.Namespace, ledger: BootLedger, engine: Engine) -
     return (
         with_given(
             observed,
-            total_bytes=total_bytes,
             utilization=utilization,
             windows=options.windows,
             asked_tokens=options.asked_tokens,

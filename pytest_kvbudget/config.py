@@ -52,6 +52,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Most used device memory per rank; more is FAIL."""
     max_growth: SizeBytes | None = None
     """Most growth of used device memory per rank between ready and the end of the body; more is FAIL."""
+    host_tolerance: SizeBytes = 8 * GIB
+    """Bytes of host memory that may be missing, or locked, beyond what was before this run's first boot."""
     idle_used: SizeBytes = 2 * GIB
     """Bytes that a device may show as used before this run's first boot; more is somebody else's."""
 

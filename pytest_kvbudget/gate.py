@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytest_kvbudget.budget.gate import refusals
+from pytest_kvbudget.budget.gate import cautions, refusals
 from pytest_kvbudget.budget.graphs import PER_GRAPH_VARIABLE
 from pytest_kvbudget.budget.model import BudgetInputError, Refusal
 from pytest_kvbudget.budget.neuron import CAP_VARIABLE, HEADROOM_VARIABLE
@@ -70,6 +70,20 @@ def refusal_for(loaded: LoadedTarget, shape: Shape, experience: Experience | Non
         # a value for which no rule is public, or an engine without a law: not known to be refused
         return None
     return cause_of(found) if found else None
+
+
+def cautions_for(loaded: LoadedTarget, shape: Shape, *, axis: str | None = None) -> tuple[str, ...]:
+    """What endangers a boot of this shape, or changes what it measures, without being known to forbid it.
+
+    Args:
+        loaded: the target.
+        shape: what is to be booted.
+        axis: what a search moves.
+    """
+    try:
+        return cautions(policy_of(loaded), shape, environ=loaded.environment, axis=axis)
+    except BudgetInputError:
+        return ()
 
 
 def cause_of(found: tuple[Refusal, ...]) -> Cause:

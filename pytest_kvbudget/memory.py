@@ -59,13 +59,13 @@ class AttemptMemory:
         return self._probe is not None
 
     def wait_clean(self) -> tuple[DeviceMemory, ...]:
-        """Wait until every device is at its idle level; nothing to wait for without a probe.
+        """Wait until devices and host are at their idle level.
 
         Raises:
-            TimeoutError: naming each device that is not.
+            TimeoutError: naming each that is not.
             ProbeError: a device cannot be read.
         """
-        return () if self._probe is None else self._clean.wait(self._probe, self._names)
+        return self._clean.wait(self._probe, self._names)
 
     def read(self) -> tuple[DeviceMemory, ...]:
         """One reading per device; none without a probe.

@@ -27,8 +27,13 @@ ROW_FACTS: Final = {
 _LAYERS: Final = re.compile(r"resident layers \[([0-9, -]*)\]")
 
 
-def observed_from(ledger: BootLedger) -> Observed:
-    """The figures of one boot that an audit of its expert plan can use, with their printed precision."""
+def observed_from(ledger: BootLedger, total_bytes: int | None = None) -> Observed:
+    """The figures of one boot that an audit of its expert plan can use, with their printed precision.
+
+    Args:
+        ledger: of the boot.
+        total_bytes: of a card, where somebody knows it and no line states it.
+    """
     tokens = count_of(ledger, "kv_tokens")
     return Observed(
         rows={name: row for name, fact in ROW_FACTS.items() if (row := figure_of(ledger, fact)) is not None},
@@ -45,7 +50,8 @@ def observed_from(ledger: BootLedger) -> Observed:
         graph_estimate=figure_of(ledger, "graph_estimated_bytes"),
         graph_captured=_captured(ledger),
         utilization=number_of(ledger, "gpu_memory_utilization"),
-        free=free_at_init(ledger),
+        total_bytes=total_bytes,
+        free=free_at_init(ledger, total_bytes),
     )
 
 
@@ -87,43 +93,46 @@ def resident_layers(ledger: BootLedger) -> int | None:
     return len(layers) or None
 
 
-def free_at_init(ledger: BootLedger) -> FreeAtInit | None:
+def free_at_init(ledger: BootLedger, total_bytes: int | None = None) -> FreeAtInit | None:
     """What the worker found free at init, in its own words; of several ranks the least.
 
     ``None`` where no worker said it, or where something else held memory of the card: such a figure is no property of
     the host.
+
+    Args:
+        ledger: of the boot.
+        total_bytes: of the card, for lines that state the free memory alone.
     """
     pairs: list[tuple[Value | None, Value | None]] = [
         (free, ledger.ranks.get("total_bytes", {}).get(rank))
         for rank, free in ledger.ranks.get("free_bytes", {}).items()
     ]
     pairs = pairs or [(ledger.facts.get("free_bytes"), ledger.facts.get("total_bytes"))]
-    said = [found for free, total in pairs if (found := _said_free(free, total)) is not None]
+    said = [found for free, total in pairs if (found := _said_free(free, total, total_bytes)) is not None]
     if not said or any(found.free_bytes < NEAR_FULL * found.total_bytes for found in said):
         return None
     return min(said, key=lambda found: found.free_bytes)
 
 
-def _said_free(free: Value | None, total: Value | None) -> FreeAtInit | None:
-    if free is None or total is None or free.evidence.line != total.evidence.line:
+def _said_free(free: Value | None, total: Value | None, total_bytes: int | None) -> FreeAtInit | None:
+    if free is None or not isinstance(free.value, int):
         return None
-    text = free.evidence.text
+    text, size_bytes, precision = free.evidence.text, total_bytes, free.precision
+    if total is not None and isinstance(total.value, int) and total.evidence.line == free.evidence.line:
+        # the budget is a share of the total, whose digits are rounded too
+        size_bytes, precision = total.value, free.precision + total.precision
     source: Literal["refusal line", "startup line", "debug snapshot"]
     if "worker init memory snapshot" in text:
         source = "debug snapshot"
     elif "Free memory on device" in text:
         source = "refusal line" if "is less than" in text else "startup line"
+    elif text.startswith("Initial free memory") and "current free memory" not in text:
+        source = "startup line"
     else:
         return None
-    if not isinstance(free.value, int) or not isinstance(total.value, int) or not 0 <= free.value <= total.value:
+    if size_bytes is None or not 0 <= free.value <= size_bytes:
         return None
-    return FreeAtInit(
-        free_bytes=free.value,
-        total_bytes=total.value,
-        source=source,
-        # the budget is a share of the total, whose digits are rounded too
-        precision_bytes=free.precision + total.precision,
-    )
+    return FreeAtInit(free_bytes=free.value, total_bytes=size_bytes, source=source, precision_bytes=precision)
 
 
 def _measured_rate(ledger: BootLedger, tokens: int | None) -> float | None:

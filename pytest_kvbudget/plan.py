@@ -23,7 +23,7 @@ from pytest_kvbudget.budget.rdna4 import R9700_TOTAL_BYTES, SLOT_BYTES, Overhead
 from pytest_kvbudget.budget.render import plan_lines, refusal_lines
 from pytest_kvbudget.budget.utilization import FreeAtInit, from_driver_reserve
 from pytest_kvbudget.config import ConfigError, LoadedTarget, built_in, find, load
-from pytest_kvbudget.planning import policy_of, simulated_figures
+from pytest_kvbudget.planning import ask_for, policy_of
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, SizeError, format_size, parse_size
 
@@ -142,7 +142,7 @@ def _add_neuron_arguments(group: _Group) -> None:
     group.add_argument("--cap-fraction", metavar="F", help="fractional cap of the default policy")
     group.add_argument("--device-stack", type=_size, metavar="SIZE", help="HBM stack that a device reports")
     group.add_argument("--host-available", type=_size, metavar="SIZE", help="plan CPU inference on such a host")
-    group.add_argument("--local-workers", type=int, default=1, metavar="N")
+    group.add_argument("--local-workers", type=int, metavar="N")
     group.add_argument("--kv-layers", type=int, metavar="N", help="with heads and size: count KV blocks")
     group.add_argument("--kv-heads", type=int, metavar="N", help="KV heads per rank")
     group.add_argument("--head-size", type=int, metavar="N")
@@ -154,9 +154,9 @@ def _add_rdna4_arguments(group: _Group) -> None:
         "--non-expert-and-kv", type=_size, metavar="SIZE", help="non-expert weights and KV reserve in one"
     )
     group.add_argument("--kv-reserve", type=_size, metavar="SIZE", help="instead of the registry's price")
-    group.add_argument("--registry-price", type=float, default=REGISTRY_BYTES_PER_TOKEN, metavar="B/TOKEN")
-    group.add_argument("--state-pages", type=_size, default=0, metavar="SIZE", help="state pages of one sequence")
-    group.add_argument("--pages-reading", choices=[*PagesReading], default="outside", help="against the factor 1.08")
+    group.add_argument("--registry-price", type=float, metavar="B/TOKEN", help=f"default: {REGISTRY_BYTES_PER_TOKEN}")
+    group.add_argument("--state-pages", type=_size, metavar="SIZE", help="state pages of one sequence")
+    group.add_argument("--pages-reading", choices=[*PagesReading], help="against the factor 1.08; default: outside")
     group.add_argument("--graphs", type=int, metavar="N", help="captured graphs")
     group.add_argument(
         "--graph-charge", type=_graph_charge, metavar="BASE+PER", help="MiB; default: environment, 256+52"
@@ -164,17 +164,16 @@ def _add_rdna4_arguments(group: _Group) -> None:
     group.add_argument(
         "--overhead",
         type=_overhead,
-        default=OverheadMode.DEFAULT,
         metavar="MODE|SIZE",
-        help="default, precise, glm or a size",
+        help="default, precise, glm or a size; default: as the target's flags say",
     )
-    group.add_argument("--slot", type=_size, default=SLOT_BYTES, metavar="SIZE", help="one expert on one rank")
+    group.add_argument("--slot", type=_size, metavar="SIZE", help=f"one expert on one rank; default: {SLOT_BYTES}")
     group.add_argument("--resident-floor", type=int, metavar="SLOTS", help="least slots that the planner accepts")
 
 
 def _add_vllm_arguments(group: _Group) -> None:
-    group.add_argument("--activation", type=_size, default=0, metavar="SIZE", help="peak activation")
-    group.add_argument("--graph-estimate", type=_size, default=0, metavar="SIZE")
+    group.add_argument("--activation", type=_size, metavar="SIZE", help="peak activation")
+    group.add_argument("--graph-estimate", type=_size, metavar="SIZE")
     group.add_argument("--model-config", type=Path, metavar="FILE", help="config.json: price one request's KV")
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="of KV blocks; neuron 32, else 16")
 
@@ -195,8 +194,11 @@ def _ask(options: argparse.Namespace) -> Ask:
     policy = options.policy or (None if loaded is None else policy_of(loaded))
     if policy is None:
         raise BudgetInputError("neither --policy nor --target is given; expected one of neuron, rdna4, vllm")
-    base = Shape() if loaded is None else loaded.target.shape
-    environ = {} if loaded is None else dict(loaded.environment)
+    shape = _shape(Shape() if loaded is None else loaded.target.shape, options)
+    base = Ask(policy=policy, shape=shape, block_tokens=options.block_size or 16)
+    if loaded is not None and policy == policy_of(loaded):
+        base = ask_for(loaded, shape)
+    environ = dict(base.environ)
     for pair in options.env or []:
         name, equals, value = pair.partition("=")
         if not equals:
@@ -204,40 +206,41 @@ def _ask(options: argparse.Namespace) -> Ask:
         environ[name] = value
     if options.cap_fraction is not None:
         environ[CAP_VARIABLE] = options.cap_fraction
-    shape = _shape(base, options)
-    figures = {} if loaded is None else simulated_figures(loaded, shape)
-    total_bytes = figures.get("total_bytes") if options.total is None else options.total
-    weights_bytes = options.weights if options.non_expert_and_kv is None else options.non_expert_and_kv
-    return Ask(
-        policy=policy,
-        shape=shape,
-        environ=environ,
-        release=options.release,
-        total_bytes=total_bytes,
-        weights_bytes=figures.get("weights_bytes") if weights_bytes is None else weights_bytes,
-        platform=options.platform,
-        stack_bytes=options.device_stack,
-        host_available_bytes=options.host_available,
-        local_workers=options.local_workers,
-        geometry=_geometry(options),
-        weights_hold_reserve=options.non_expert_and_kv is not None,
-        kv_reserve_bytes=options.kv_reserve,
-        price=KvPrice(
-            bytes_per_token=options.registry_price,
-            pages_bytes_per_seq=options.state_pages,
-            reading=PagesReading(options.pages_reading),
-        ),
-        graphs=options.graphs,
-        charge=options.graph_charge,
-        overhead=options.overhead,
-        slot_bytes=options.slot,
-        free=_free(options, total_bytes or R9700_TOTAL_BYTES),
-        resident_floor_slots=options.resident_floor,
-        activation_bytes=options.activation,
-        graph_bytes=options.graph_estimate,
-        model_config=None if options.model_config is None else _model_config(options.model_config),
-        block_tokens=options.block_size or 16,
+    given = {
+        "release": options.release,
+        "total_bytes": options.total,
+        "weights_bytes": options.weights if options.non_expert_and_kv is None else options.non_expert_and_kv,
+        "platform": options.platform,
+        "stack_bytes": options.device_stack,
+        "host_available_bytes": options.host_available,
+        "local_workers": options.local_workers,
+        "geometry": _geometry(options),
+        "weights_hold_reserve": options.non_expert_and_kv is not None or None,
+        "kv_reserve_bytes": options.kv_reserve,
+        "price": _price(options, base.price),
+        "graphs": options.graphs,
+        "charge": options.graph_charge,
+        "overhead": options.overhead,
+        "slot_bytes": options.slot,
+        "free": _free(options, options.total or base.total_bytes or R9700_TOTAL_BYTES),
+        "resident_floor_slots": options.resident_floor,
+        "activation_bytes": options.activation,
+        "graph_bytes": options.graph_estimate,
+        "model_config": None if options.model_config is None else _model_config(options.model_config),
+        "block_tokens": options.block_size,
+    }
+    return msgspec.structs.replace(
+        base, environ=environ, **{name: value for name, value in given.items() if value is not None}
     )
+
+
+def _price(options: argparse.Namespace, base: KvPrice) -> KvPrice:
+    given = {
+        "bytes_per_token": options.registry_price,
+        "pages_bytes_per_seq": options.state_pages,
+        "reading": None if options.pages_reading is None else PagesReading(options.pages_reading),
+    }
+    return msgspec.structs.replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
 def _shape(base: Shape, options: argparse.Namespace) -> Shape:

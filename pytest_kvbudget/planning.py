@@ -33,6 +33,14 @@ _CHANGES_WEIGHTS: Final = ("--quantization", "-q", "--load-format", "--hf-overri
 """Flags with which the bytes of a checkpoint are not the bytes on the cards."""
 
 
+SIMULATED_STEP_TOKENS: Final = 2048
+"""``max_num_batched_tokens`` of the simulated engine where nobody sets it, as of vLLM 0.32."""
+
+
+UNDISTURBED: Final = 0.95
+"""Least share of a card that a worker finds free beside the driver alone: 0.980 and 0.982 on R9700 hosts."""
+
+
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
     """What one boot stated. Sizes are bytes per rank; ``None`` is not stated."""
 
@@ -80,8 +88,15 @@ class Experience:
         return None
 
     def free(self) -> FreeAtInit | None:
-        """The most that any worker found free at init: a boot that was disturbed found less than there is."""
-        found = [learned.free for learned in self._learned if learned.free is not None]
+        """The most that any worker found free at init: a boot that was disturbed found less than there is.
+
+        ``None`` also where something may have held more than a driver keeps: the next boot may find more.
+        """
+        found = [
+            learned.free
+            for learned in self._learned
+            if learned.free is not None and learned.free.free_bytes >= UNDISTURBED * learned.free.total_bytes
+        ]
         return max(found, key=lambda free: free.free_bytes, default=None)
 
 
@@ -151,11 +166,22 @@ def plan_for(loaded: LoadedTarget, shape: Shape, experience: Experience | None =
 def answer_for(loaded: LoadedTarget, shape: Shape, experience: Experience | None = None) -> Answer | None:
     """As `plan_for`, with what is to be said about the plan."""
     try:
-        policy = policy_of(loaded)
-        make = {"neuron": _neuron_ask, "rdna4": _rdna4_ask, "vllm": _vllm_ask}[policy]
-        return answer(make(loaded, shape, experience or Experience()))
+        ask = ask_for(loaded, shape, experience)
+        if ask.policy == "vllm" and ask.activation_bytes == 0 and shape.kv_cache_memory_bytes is None:
+            return None  # the peak of a step is known only from a boot of the same step
+        return answer(ask)
     except BudgetInputError:
         return None
+
+
+def ask_for(loaded: LoadedTarget, shape: Shape, experience: Experience | None = None) -> Ask:
+    """Everything that a target's configuration and its earlier boots say for the plan of a shape.
+
+    Raises:
+        BudgetInputError: the target's engine has no law, or a variable cannot be read.
+    """
+    make = {"neuron": _neuron_ask, "rdna4": _rdna4_ask, "vllm": _vllm_ask}[policy_of(loaded)]
+    return make(loaded, shape, experience or Experience())
 
 
 def known_for(loaded: LoadedTarget, shape: Shape, experience: Experience | None = None) -> Known:
@@ -230,7 +256,9 @@ def _neuron_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> A
         release=variant_for(loaded, shape, experience),
         platform=_platform(loaded, shape),
         stack_bytes=figures.get("total_bytes"),
+        stack_provenance=Provenance.CONFIGURED,
         weights_bytes=figures.get("weights_bytes", None if boot is None else boot.weights_bytes),
+        weights_provenance=_provenance(figures, boot),
     )
 
 
@@ -257,12 +285,21 @@ def _rdna4_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> As
         # an unknown card is the law's own: its documents are about one
         total_bytes=total_bytes,
         weights_bytes=figures.get("weights_bytes", None if boot is None else boot.non_expert_bytes),
+        # the planner's own census, whatever boot printed it
+        weights_provenance=Provenance.CONFIGURED if figures else Provenance.ASSUMED,
         price=price,
         graphs=graphs,
         overhead=overhead,
         slot_bytes=SLOT_BYTES if arena is None else arena.slot_bytes,
         free=experience.free(),
     )
+
+
+def _provenance(figures: Mapping[str, int], boot: Learned | None) -> Provenance:
+    """Where the weights of a plan come from: a simulated target's table, or an earlier boot."""
+    if figures or boot is None:
+        return Provenance.CONFIGURED
+    return Provenance.SIMULATED if boot.simulated else Provenance.MEASURED
 
 
 def _graphs(boot: Learned, environ: Mapping[str, str]) -> int | None:
@@ -292,10 +329,8 @@ def _vllm_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> Ask
     mock = loaded.target.mock
     if mock is not None and activation_bytes is None:
         activation_bytes = mock.activation_base
-        activation_bytes += mock.activation_per_batched_token * (shape.max_num_batched_tokens or 0)
+        activation_bytes += mock.activation_per_batched_token * (shape.max_num_batched_tokens or SIMULATED_STEP_TOKENS)
         activation_bytes += mock.activation_per_window_token * (shape.max_model_len or 0)
-    if activation_bytes is None and shape.kv_cache_memory_bytes is None:
-        raise BudgetInputError("the peak of a step is known only from a boot of the same step")
     return Ask(
         policy="vllm",
         shape=shape,
@@ -303,6 +338,7 @@ def _vllm_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> Ask
         release=None if boot is None else boot.engine_version,
         total_bytes=figures.get("total_bytes", None if boot is None else boot.total_bytes),
         weights_bytes=figures.get("weights_bytes", None if boot is None else boot.consumed_bytes),
+        weights_provenance=_provenance(figures, boot),
         activation_bytes=activation_bytes or 0,
         graph_bytes=graph_bytes,
         free=experience.free(),

@@ -10,6 +10,7 @@ from pytest_kvbudget.archive import RunArchive
 from pytest_kvbudget.attempt import Attempt, BootRequest, Progress
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
+from pytest_kvbudget.device.host import read_host
 from pytest_kvbudget.device.leases import Lease, LeaseError, LeaseTimeoutError, acquire, describe
 from pytest_kvbudget.device.model import Holder
 from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
@@ -46,7 +47,7 @@ class EnginePool:
         self.backend = backend_of(loaded)
         self._launcher = launcher_of(loaded, run=archive.info.run)
         self._progress, self._on_wait = progress, on_wait
-        self._clean = CleanGate(loaded.target.limits)
+        self._clean = CleanGate(loaded.target.limits, None if self.backend.simulated else read_host)
         self._idle: list[Attempt] = []
         self._in_use: list[Attempt] = []
         self._leases: dict[int, Lease] = {}

@@ -204,6 +204,19 @@ def test_the_worker_says_what_it_found_free(line: str, source: str) -> None:
     assert free_at_init(ledger_of(f"{held}\n")) is None  # somebody held memory: no property of the host
 
 
+def test_a_pinned_boot_states_what_is_free_and_not_of_how_much() -> None:
+    line = (
+        "INFO 10-05 12:00:00 [x.py:1] Initial free memory 31.29 GiB, reserved 2.95 GiB memory for KV Cache as specified"
+        " by kv_cache_memory_bytes config and skipped memory profiling.\n"
+    )
+    assert free_at_init(ledger_of(line)) is None
+    found = free_at_init(ledger_of(line), int(TOTAL))
+    assert found is not None
+    assert found.source == "startup line"
+    _, audit_of = document("--total", TOTAL, "--utilization", "0.90", log=PLAN + line)
+    assert "ceiling of 0.982" in lever(audit_of, "--gpu-memory-utilization")["sentence"]
+
+
 def test_a_pinned_pool_has_a_measured_rate() -> None:
     log = (
         "INFO 10-05 12:00:00 [x.py:1] non-default args: {'kv_cache_memory_bytes': 3166500000}\n"

@@ -14,7 +14,7 @@ from pytest_kvbudget.budget.footprint import footprint
 from pytest_kvbudget.budget.gate import refusals
 from pytest_kvbudget.budget.neuron import Variant
 from pytest_kvbudget.config import LoadedTarget, built_in, load
-from pytest_kvbudget.gate import CLASSES, refusal_for
+from pytest_kvbudget.gate import CLASSES, cautions_for, refusal_for
 from pytest_kvbudget.ledger.classes import CLASSES as VOCABULARY
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.ledger.reader import LedgerReader
@@ -172,9 +172,6 @@ def test_the_deployed_row_is_planned_again_from_its_own_lines(make: Any) -> None
     plan = plan_for(loaded, shape, taught(shape, lines))
     assert plan is not None
     assert plan.left_bytes == pytest.approx(17.77 * GIB, abs=0.04 * GIB)
-    shorter = plan_for(loaded, shape.merged(max_model_len=100_352), taught(shape, lines))
-    # half the window costs half the reserve, once
-    assert shorter is None or shorter.left_bytes > plan.left_bytes
 
 
 def test_the_window_moves_the_reserve_and_nothing_else(make: Any) -> None:
@@ -231,7 +228,9 @@ def test_a_checkpoint_folder_tells_its_heads_and_its_size(make: Any, tmp_path: P
 
 def test_a_worker_that_was_disturbed_teaches_no_law(make: Any) -> None:
     shape = Shape()
-    experience = taught(shape, REFUSED.replace("31.29/", "27.00/"), REFUSED.replace("31.29/", "31.10/"), REFUSED)
+    held = [REFUSED.replace("31.29/", f"{free}/") for free in ("27.00", "29.80")]
+    assert taught(shape, *held).free() is None
+    experience = taught(shape, *held, REFUSED.replace("31.29/", "31.10/"), REFUSED)
     free = experience.free()
     assert free is not None
     assert free.free_bytes == pytest.approx(31.29 * GIB, abs=CENT)
@@ -310,6 +309,14 @@ def test_a_variable_that_the_worker_cannot_read_is_refused_with_its_text(make: A
     assert "'inf'" in cause.sentence
     negative = loaded.target.shape.merged(env={"VLLM_NEURON_RESERVED_HEADROOM_GIB": "-1"})
     assert refusal_for(loaded, negative) is None  # no rule for it is public
+
+
+def test_what_endangers_a_boot_is_said_and_not_refused(make: Any) -> None:
+    loaded = make(R9700)
+    shape = loaded.target.shape.merged(env={"VLLM_CUDAGRAPH_MEM_ESTIMATE_MB": "72"})
+    assert "does not scale" in cautions_for(loaded, shape, axis="max_num_seqs")[0]
+    assert cautions_for(loaded, shape, axis="max_model_len") == ()
+    assert refusal_for(loaded, shape) is None
 
 
 def test_every_law_has_a_class_of_the_vocabulary() -> None:

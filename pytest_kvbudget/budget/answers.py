@@ -28,10 +28,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     weights_bytes: int | None = None
     """Neuron: parameters and buffers; RDNA4: non-expert weights; vLLM: weights and non-torch."""
+    weights_provenance: Provenance = Provenance.CONFIGURED
     # Neuron
     platform: str | None = None
     stack_bytes: int | None = None
     """Of a device; the static table where it is not given."""
+    stack_provenance: Provenance = Provenance.MEASURED
+    """Of ``stack_bytes``."""
     host_available_bytes: int | None = None
     local_workers: int = 1
     geometry: KvGeometry | None = None
@@ -186,7 +189,8 @@ class _NeuronBudgets:
             cap_fraction=self.knobs.cap_fraction,
             minimum_bytes=self.knobs.minimum_bytes,
             variant=self.variant,
-            stack_provenance=Provenance.MEASURED if measured else Provenance.ASSUMED,
+            stack_provenance=self.ask.stack_provenance if measured else Provenance.ASSUMED,
+            weights_provenance=self.ask.weights_provenance,
         )
 
 
@@ -258,6 +262,7 @@ def _rdna4(ask: Ask) -> Answer:
         overhead=rdna4.overhead_bytes(ask.overhead, ask.shape.max_num_batched_tokens or 0),
         slot_bytes=ask.slot_bytes,
         graphs_how=charge.how,
+        weights_provenance=ask.weights_provenance,
     )
     known = gate.Known(
         total_bytes=total_bytes, free=ask.free, arena=arena, resident_floor_slots=ask.resident_floor_slots
@@ -312,7 +317,7 @@ def _vllm(ask: Ask) -> Answer:
         peak_activation_bytes=ask.activation_bytes,
         graph_bytes=ask.graph_bytes,
         kv_cache_memory_bytes=shape.kv_cache_memory_bytes,
-        provenance=Provenance.CONFIGURED,
+        provenance=ask.weights_provenance,
     )
     figures: dict[str, Any] = {"available_bytes": max(0, plan.left_bytes), "utilization": utilization}
     if ask.model_config is not None:

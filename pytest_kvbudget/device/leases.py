@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 from filelock import lock_descriptor
@@ -26,6 +26,7 @@ from pytest_kvbudget.device.model import Holder
 
 FOLDER_VARIABLE: Final = "KVBUDGET_LEASE_DIR"
 _FOLDER: Final = "/tmp/.kvbudget-leases"  # noqa: S108 - one for all users of the machine, whatever their TMPDIR
+_SUFFIX: Final = ".lock"
 _POLL_S: Final = 0.05
 _RECORD_BYTES: Final = 1 << 16
 
@@ -166,6 +167,16 @@ def holders_of(names: Sequence[str]) -> tuple[Holder, ...]:
     return tuple(found)
 
 
+def other_holders(own: Sequence[str]) -> tuple[Holder, ...]:
+    """Records of every lease on this machine that is held now, those named in ``own`` left out.
+
+    Raises:
+        LeaseError: the lock files cannot be used.
+    """
+    names = (unquote(path.name.removesuffix(_SUFFIX)) for path in lease_folder().glob(f"*{_SUFFIX}"))
+    return holders_of([name for name in names if name not in own])
+
+
 def describe(holder: Holder) -> str:
     """A holder in words."""
     here = holder.host == socket.gethostname()
@@ -260,4 +271,4 @@ def _open(path: Path) -> OwnedDescriptor:
 
 
 def _lock_path(folder: Path, name: str) -> Path:
-    return folder / f"{quote(name, safe='')}.lock"
+    return folder / f"{quote(name, safe='')}{_SUFFIX}"

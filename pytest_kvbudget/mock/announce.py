@@ -151,7 +151,7 @@ def _plan_table(log: Log, physics: Physics) -> None:
         if plan.host_experts_bytes * physics.ranks > plan.host_usable_bytes:
             raise Failure(
                 "ExpertPlanError",
-                f"host-backed experts of {physics.ranks} ranks take {plan.host_experts_bytes * physics.ranks / GIB:.2f}"
+                f"host-backed experts of all ranks take {plan.host_experts_bytes * physics.ranks / GIB:.2f}"
                 f" GiB of host memory; usable are {plan.host_usable_bytes / GIB:.2f} GiB",
                 (*SERVE, "engine_config", "expert_plan"),
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from pytest_kvbudget.search.hints import RESERVE_FACTOR
 from pytest_kvbudget.units import MIB, format_size
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ PROOF_SIGMAS: Final = 2.0
 DEPLOY_SIGMAS: Final = 3.0
 STEADY_TERMS: Final = ("model_load_bytes", "non_torch_bytes", "consumed_bytes", "graph_capture_bytes")
 """Facts of a ledger that neither a window nor a pool moves."""
+_ARENA: Final = ("plan_expert_cache_bytes", "plan_slots", "plan_registry_b_per_token")
 _FEW_BOOTS: Final = 4
 _TWO_BOOTS: Final = 2
 
@@ -85,6 +87,20 @@ def grain(
     blocks = [block_tokens] if block_tokens else []
     slots = [math.ceil(slot_bytes / bytes_per_token)] if slot_bytes and bytes_per_token else []
     return max(blocks + slots, default=None)
+
+
+def ledger_grain(ledger: BootLedger, axis: str) -> int | None:
+    """The grain of the windows of a boot, by what it printed of blocks and arena; ``None`` on every other axis."""
+    if axis != "max_model_len":
+        return None
+    known = {name: ledger.get(name) for name in ("block_size", *_ARENA)}
+    numbers = {name: float(value) for name, value in known.items() if isinstance(value, (int, float)) and value > 0}
+    slot = rate = None
+    if all(name in numbers for name in _ARENA):
+        arena, slots, registry = (numbers[name] for name in _ARENA)
+        slot, rate = arena / slots, RESERVE_FACTOR * registry
+    block = numbers.get("block_size")
+    return grain(block_tokens=None if block is None else int(block), slot_bytes=slot, bytes_per_token=rate)
 
 
 def sigma_units(trials: Sequence[Trial], sigma_bytes: float) -> float | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pytest_kvbudget.units import GIB
+from pytest_kvbudget.units import GIB, TIB
 from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ TRUST: Final = 0.85
 """What is left of the belief in hints after each boot all of whose predictions were refuted."""
 LOOSE_SHARE: Final = 0.45
 """Of a prediction's weight on anything below it, where limits that are not stated may be hit first."""
+ABSURD_BYTES: Final = 16 * TIB
+"""No device has so much left or is short of so much: only how it differs between boots can mean something."""
 PRIOR_SPREAD: Final = 0.7
 """Scale of a plan's or an archive's value, as a share of what it may be off."""
 
@@ -109,7 +111,9 @@ class Outlook:
             told += [(item, weight / len(kept)) for item in kept]
             weight *= AGE_WEIGHT
         told += [(item, weight) for item in _by_prior(axis, prior) if _possible(axis, bracket, item, failed)]
-        told = [(item, weight) for item, weight in told if not any(_binds_before(other, item) for other, _ in told)]
+        passed = axis.value(bracket.low) if bracket.low >= 0 else -math.inf
+        standing = [other for other, _ in told if other.value >= passed]
+        told = [(item, weight) for item, weight in told if not any(_binds_before(other, item) for other in standing)]
         sure = [(item, weight) for item, weight in told if not any(_refines(other, item) for other, _ in told)]
         exact = [item.value for item, _ in told if item.spread < axis.quantum]
         guesses = [guess for item, weight in sure for guess in _guesses(axis, _smallest(axis, item, exact), weight)]
@@ -217,7 +221,7 @@ def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Pre
         return None
     found: list[Prediction] = []
     rate = limit.bytes_per_unit
-    if rate is not None and math.isfinite(rate) and rate > 0:
+    if rate is not None and math.isfinite(rate) and rate > 0 and abs(limit.margin_bytes) < ABSURD_BYTES:
         distance = limit.margin_bytes / rate
         more = FOLLOWING_BYTES / rate if limit.at_least else 0.0
         item = Prediction(last.value + distance, limit.precision_bytes / rate, RATE_ERROR * abs(distance) + more)

@@ -35,7 +35,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.noise is None:
             return True
-        warm = any(trial.warm is not False for trial in rung.passes)
+        # whose cache never gets warm is not waited for
+        warm = any(trial.warm is not False for trial in rung.passes) or len(rung.passes) > ENOUGH_PASSES
         if len(rung.passes) >= ENOUGH_PASSES and warm:
             return True
         last = rung.passes[-1]
@@ -47,9 +48,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     def failure_settled(self, rung: Rung) -> bool:
         """A cold failure counts as a warm one: it came before the compile, or was short of more than being cold costs.
 
-        One that was repeated with a warm cache is settled, whatever it was before.
+        One that was repeated with a warm cache is settled, whatever it was before, and one that failed twice too.
         """
-        if not rung.cold_only or self.cold_extra_bytes == 0:
+        if not rung.cold_only or self.cold_extra_bytes == 0 or len(rung.failures) >= ENOUGH_FAILURES:
             return True
         cause = rung.trial.cause
         if cause is not None and cause.phase is not Phase.UNKNOWN and _before_compile(cause.phase):

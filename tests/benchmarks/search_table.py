@@ -171,8 +171,8 @@ def tune(subject: Case, strategy: Strategy | None, start: int | None) -> tuple[i
 def prior(subject: Case, relative: float, end: float) -> Prior:
     """A plan or an archive that is right within so much."""
     dice = random.Random(f"prior {relative} {subject.seed}")
-    source = "plan" if relative == PLAN else "archive"
-    return Prior(value=end * (1 + dice.uniform(-relative, relative)), relative=relative, source=source)
+    said = end * (1 + dice.uniform(-relative, relative))
+    return Prior(value=said, relative=relative, source="plan" if relative == PLAN else "archive")
 
 
 def headroom_plan(subject: Case) -> int:

@@ -189,7 +189,8 @@ def test_the_simulated_target_is_planned_without_configuration(tmp_path: Path, m
     assert plan_document["policy"] == "vllm"  # nothing is offloaded there
     target = built_in(tmp_path).pick(None).target
     assert target.mock is not None
-    taken_bytes = target.mock.weights + target.mock.non_torch
+    step_bytes = target.mock.activation_base + 2048 * target.mock.activation_per_batched_token
+    taken_bytes = target.mock.weights + target.mock.non_torch + step_bytes
     utilization = target.shape.gpu_memory_utilization or 0
     assert plan_document["available_bytes"] == pytest.approx(34_208_743_424 * utilization - taken_bytes, abs=3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -112,7 +113,9 @@ def test_idle_engine_ends_in_order(host: Host) -> None:
 def test_interrupt_ends_it_like_sigterm(host: Host) -> None:
     engine = host.start(TWO, *SMALL).wait_ready()
     for process in engine.tree():
-        process.send_signal(signal.SIGINT)
+        # the first one that hears it may end the others before it is their turn
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
     assert engine.wait_exit() == 0
     assert "KeyboardInterrupt" not in engine.log()
 

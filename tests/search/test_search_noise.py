@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from statistics import NormalDist
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Value
 from pytest_kvbudget.search.ladder import Ask, Ladder
 from pytest_kvbudget.search.model import Axis, Hint, Limit, Prior, Trial
-from pytest_kvbudget.search.noise import ASSUMED_SIGMA_BYTES, Noise, grain, steady_terms
+from pytest_kvbudget.search.noise import ASSUMED_SIGMA_BYTES, Noise, grain, ledger_grain, steady_terms
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import Bisect, Step
 from pytest_kvbudget.units import GIB, MIB
@@ -100,6 +101,17 @@ def test_a_grain_of_blocks_and_arena_slots() -> None:
     assert grain(slot_bytes=2_457_600, bytes_per_token=7701) == 320
     assert grain(block_tokens=272, slot_bytes=2_457_600, bytes_per_token=7701) == 320
     assert grain() is None
+
+
+def test_the_grain_that_a_ledger_states() -> None:
+    """The RDNA4 document's shape G: 17.77 GiB in 7,762 slots; 9,190 B/token reserved with 8 % on top."""
+    facts: dict[str, float] = {
+        "plan_expert_cache_bytes": 17.77 * GIB, "plan_slots": 7762, "plan_registry_b_per_token": 9190, "block_size": 16
+    }  # fmt: skip
+    values = {name: Value(value=value, unit="bytes", evidence=Evidence(1, name)) for name, value in facts.items()}
+    assert ledger_grain(BootLedger(family="vllm", facts=values), "max_model_len") == 248  # 2.344 MiB at 9,925 B
+    assert ledger_grain(BootLedger(family="vllm", facts=values), "max_num_seqs") is None
+    assert ledger_grain(BootLedger(family="vllm"), "max_model_len") is None
 
 
 def test_a_quantum_below_the_kv_block_is_raised_and_said() -> None:
@@ -246,8 +258,8 @@ def test_winner_and_neighbour_are_booted_on_one_set() -> None:
     ladder = Ladder(AXIS, Bisect())
     asks = run(
         ladder,
-        lambda ask: trial(ask.value, ask.value <= 69_632, device_set=ask.device_set or ("a" if ask.value <= 69_632 else "b")),
-    )  # fmt: skip
+        lambda ask: trial(ask.value, ask.value <= 69_632, device_set=ask.device_set or "ab"[ask.value > 69_632]),
+    )
     assert (asks[-1].value, asks[-1].why, asks[-1].device_set) == (73_728, "pair", "a")
     assert ladder.finding().kind is FindingKind.PROVEN
 
@@ -384,17 +396,10 @@ def test_a_noisy_ladder_ends_and_claims_only_what_was_booted(boundary: int, sigm
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), sets=st.integers(1, 4), verify=st.sampled_from((None, "neighbours")))
-def test_random_verdicts_end(data: st.DataObject, sets: int, verify: object) -> None:
+def test_random_verdicts_end(data: st.DataObject, sets: int, verify: Literal["neighbours"] | None) -> None:
     """Whatever devices do, a ladder over several sets ends and keeps its books."""
     axis = Axis(name="max_model_len", floor=4096, ceiling=69_632, quantum=4096)
-    ladder = Ladder(
-        axis,
-        Predict(),
-        noise=SIGMA,
-        cold_extra_bytes=None,
-        verify=verify,
-        confirm=1,  # type: ignore[arg-type]
-    )
+    ladder = Ladder(axis, Predict(), noise=SIGMA, cold_extra_bytes=None, verify=verify, confirm=1)
     told = 0
     while asks := ladder.next_batch(sets):
         assert len(asks) <= sets

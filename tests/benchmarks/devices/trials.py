@@ -40,23 +40,23 @@ def ladder_trial(case: Case, value: int, number: int, shown: Shown) -> Trial:
     hint = hint_from(
         ledger, axis="max_model_len", shape=shape, windows=windows, scaled=scaled, free_bytes=shown.free_bytes
     )
-    return _trial(case, value, number, shown, ledger, hint)
+    return _trial(ledger, value, bent(case, hint, number))
 
 
 def sweep_trial(case: Case, knob: Knob, value: int, number: int, shown: Shown) -> Trial:
     """A boot of a sweep."""
     ledger = ledger_of(shown, family="neuron", pinned=False)
     hint = sweep_hint_from(ledger, knob=knob, shape=case.device.shape(value), free_bytes=shown.free_bytes)
-    return _trial(case, value, number, shown, ledger, hint)
+    return _trial(ledger, value, bent(case, hint, number))
 
 
 def _engine(case: Case) -> str:
     return "neuron" if case.device.family == "neuron" else "vllm"
 
 
-def _trial(case: Case, value: int, number: int, shown: Shown, ledger: BootLedger, hint: Hint) -> Trial:
-    verdict = Verdict.PASS if shown.good else Verdict.FAIL
-    return Trial(value=value, verdict=verdict, cause=ledger.cause, hint=bent(case, hint, number))
+def _trial(ledger: BootLedger, value: int, hint: Hint) -> Trial:
+    verdict = Verdict.PASS if ledger.cause is None else Verdict.FAIL
+    return Trial(value=value, verdict=verdict, cause=ledger.cause, hint=hint)
 
 
 def bent(case: Case, hint: Hint, number: int) -> Hint:

@@ -1,0 +1,178 @@
+"""How a survival check ends on servers that misbehave: each gets its own word, within its deadline."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from pytest_kvbudget.engine.client import EngineClient
+from pytest_kvbudget.engine.survival import SurvivalResult, SurvivalRun, SurvivalSpec
+from pytest_kvbudget.judging import judge_survival
+from pytest_kvbudget.verdict import Verdict
+
+TOKEN = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+WAITING = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 1.0\nvllm:kv_cache_usage_perc 0.0\n"
+BUSY = "vllm:num_requests_running 1.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.5\n"
+
+Answer = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    answer: Answer
+    metrics = BUSY
+    released = threading.Event()
+
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the base class' name
+
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": "m"}]}) if self.path == "/v1/models" else self.metrics
+        self.send(200, body.encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        try:
+            type(self).answer(self)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def start_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+
+def never(handler: Handler) -> None:
+    handler.released.wait(30)
+
+
+def tokens_then_silence(handler: Handler) -> None:
+    handler.start_stream()
+    handler.wfile.write(TOKEN * 3)
+    handler.wfile.flush()
+    handler.released.wait(30)
+
+
+def whole(handler: Handler) -> None:
+    handler.start_stream()
+    handler.wfile.write(TOKEN * 5 + DONE)
+
+
+def endless(handler: Handler) -> None:
+    handler.start_stream()
+    for _ in itertools.repeat(None):
+        handler.wfile.write(TOKEN * 100)
+
+
+def garbage(handler: Handler) -> None:
+    handler.start_stream()
+    handler.wfile.write(b"data: \xff\xfe not json\n\n")
+
+
+def cut_off(handler: Handler) -> None:
+    handler.start_stream()
+    handler.wfile.write(TOKEN + b'data: {"choices": [{"te')
+
+
+def error_inside(handler: Handler) -> None:
+    handler.start_stream()
+    handler.wfile.write(TOKEN + b'data: {"error": {"message": "EngineCore encountered an issue", "code": 500}}\n\n')
+
+
+def too_long(handler: Handler) -> None:
+    handler.send(400, b'{"error": {"message": "maximum context length is 4096 tokens", "code": 400}}')
+
+
+@contextmanager
+def server(answer: Answer, metrics: str = BUSY) -> Iterator[EngineClient]:
+    released = threading.Event()
+    # a function as class attribute would become a method
+    kind = type("H", (Handler,), {"answer": staticmethod(answer), "metrics": metrics, "released": released})
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield EngineClient(f"http://127.0.0.1:{httpd.server_address[1]}")
+    finally:
+        released.set()
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()
+
+
+def check(
+    answer: Answer,
+    *,
+    metrics: str = BUSY,
+    alive: Callable[[], bool] = lambda: True,
+    pool_tokens: int | None = 4096,
+    timeout_s: float = 30.0,
+    concurrency: int = 1,
+) -> SurvivalResult:
+    spec = SurvivalSpec(hold=1000, prefill=False, timeout_s=timeout_s, concurrency=concurrency)
+    with server(answer, metrics) as client:
+        return SurvivalRun(client, spec, window=4096, pool_tokens=pool_tokens, alive=alive).run()
+
+
+@pytest.mark.parametrize(
+    ("answer", "ended", "verdict"),
+    [
+        (whole, "done", None),
+        (endless, "held", None),
+        (garbage, "failed", Verdict.UNKNOWN),
+        (cut_off, "failed", Verdict.UNKNOWN),
+        (error_inside, "failed", Verdict.UNKNOWN),
+        (too_long, "refused", Verdict.ERROR),
+    ],
+)
+def test_an_answer_gets_its_own_word(answer: Answer, ended: str, verdict: Verdict | None) -> None:
+    result = check(answer)
+    assert [request.ended for request in result.requests] == [ended]
+    judged = judge_survival(result)
+    assert (None if judged is None else judged[0]) == verdict
+
+
+@pytest.mark.parametrize("answer", [never, tokens_then_silence])
+def test_silence_ends_with_the_deadline_and_is_unknown(answer: Answer) -> None:
+    result = check(answer, timeout_s=0.3)
+    assert [request.ended for request in result.requests] == ["timeout"]
+    judged = judge_survival(result)
+    assert judged is not None
+    assert judged[0] is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("answer", [never, tokens_then_silence, cut_off])
+def test_a_dead_engine_is_what_ended_it(answer: Answer) -> None:
+    result = check(answer, alive=lambda: False)
+    assert [request.ended for request in result.requests] == ["died"]
+
+
+@pytest.mark.parametrize(
+    ("pool_tokens", "verdict"), [(4095, Verdict.FAIL), (4096, Verdict.UNKNOWN), (None, Verdict.UNKNOWN)]
+)
+def test_starvation_is_the_shapes_fault_only_where_the_pool_is_smaller_than_the_request(
+    pool_tokens: int | None, verdict: Verdict
+) -> None:
+    result = check(never, metrics=WAITING, pool_tokens=pool_tokens)
+    assert [request.ended for request in result.requests] == ["starved"]
+    judged = judge_survival(result)
+    assert judged is not None
+    assert judged[0] is verdict
+
+
+def test_several_at_once_are_all_reported() -> None:
+    result = check(whole, concurrency=3)
+    assert [(request.ended, request.generated_tokens) for request in result.requests] == [("done", 5)] * 3
