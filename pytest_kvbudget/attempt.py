@@ -31,8 +31,10 @@ from pytest_kvbudget.engine.model import (
 )
 from pytest_kvbudget.engine.ports import free_port, owned_by
 from pytest_kvbudget.engine.reap import STATE_FILE
+from pytest_kvbudget.engine.soak import Soak, SoakSpec
 from pytest_kvbudget.engine.survival import SurvivalRun, SurvivalSpec
 from pytest_kvbudget.engine.watch import Outcome, Watch
+from pytest_kvbudget.gate import cautions_for, refusal_for
 from pytest_kvbudget.judging import (
     Judgement,
     by_gate,
@@ -40,14 +42,18 @@ from pytest_kvbudget.judging import (
     judge_capacity,
     judge_end,
     judge_gates,
+    judge_soak,
     judge_survival,
     reason,
     with_contract_floor,
     with_kernel_evidence,
 )
+from pytest_kvbudget.ledger.classes import verdict_of
 from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.ledger.reader import LedgerReader
-from pytest_kvbudget.memory import READY, REQUEST, AttemptMemory
+from pytest_kvbudget.memory import READY, REQUEST, SOAK, AttemptMemory
+from pytest_kvbudget.plan_check import reconcile
+from pytest_kvbudget.planning import Experience, plan_for
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord, MemoryReading, TargetInfo, Timings
 from pytest_kvbudget.redact import command_without_secrets, shape_without_secrets, without_secrets
 from pytest_kvbudget.search.hints import hint_from
@@ -105,12 +111,15 @@ class Attempt:
         lease: Lease,
         lease_wait_s: float,
         clean: CleanGate,
+        experience: Experience,
+        gate: bool,
         archive: RunArchive,
         progress: Progress | None,
     ) -> None:
         self.request = request
         self._loaded, self._backend, self._launcher = loaded, backend, launcher
         self._lease, self._archive, self._progress = lease, archive, progress
+        self._experience, self._gate = experience, gate
         self._memory = AttemptMemory(
             backend.probe(loaded, lease.devices), clean, lease.names, rate_hz=loaded.target.limits.trace_hz
         )
@@ -189,7 +198,7 @@ class Attempt:
 
     def run(self) -> None:
         """Boot and judge. The verdict, whatever it is, is in the record; nothing is raised for it."""
-        if not self._wait_clean():
+        if not self._wait_clean() or not self._plan():
             return
         target = self._loaded.target
         port = target.port or free_port(target.host)
@@ -212,6 +221,19 @@ class Attempt:
             return
         self._watch = self._make_watch(self._process, command)
         self._judge(self._watch.until_ready())
+
+    def _plan(self) -> bool:
+        """Price the shape; what the law forbids is not booted, and the attempt ends here with the law's numbers."""
+        self.record.plan = plan_for(self._loaded, self.request.shape, self._experience)
+        for caution in cautions_for(self._loaded, self.request.shape, axis=self.request.axis):
+            self._note(caution)
+        cause = refusal_for(self._loaded, self.request.shape, self._experience) if self._gate else None
+        is_rung = self.request.rung is not None
+        if cause is None or (is_rung and verdict_of(cause.failure_class) is Verdict.FAIL):
+            # Arithmetic may save a boot, but never bounds a finding: a rung that may fail for memory is booted.
+            return True
+        self._decide(Verdict.ERROR, cause, f"{cause.failure_class}: {cause.sentence}")
+        return False
 
     def _make_watch(self, process: EngineProcess, command: Command) -> Watch:
         return Watch(
@@ -262,7 +284,14 @@ class Attempt:
             ended = with_kernel_evidence(judge_end(outcome, ledger), self._kernel_kills())
             judged = self._if_scaled(with_contract_floor(ended, ledger, self.request.shape))
         self.record.hint = self._hint(ledger)
+        self._reconcile(ledger)
         self._decide(*judged, at=outcome.at)
+
+    def _reconcile(self, ledger: BootLedger) -> None:
+        """Predicted against measured, and what this boot measured kept for the next plan."""
+        self._experience.tell(self.request.shape, ledger)
+        if self.record.plan is not None:
+            self.record.reconciled = reconcile(self.record.plan, ledger)
 
     def _kernel_kills(self) -> tuple[KernelKill, ...]:
         if self._watch is None or not self._watch.gone:
@@ -313,11 +342,8 @@ class Attempt:
 
     def survive(self, spec: SurvivalSpec, *, min_free_bytes: int | None = None) -> None:
         """Send the engine its largest real request, and judge what it did and what memory was left."""
-        if self._watch is None or self.record.verdict not in {Verdict.PASS, Verdict.MARGINAL}:
-            raise RuntimeError(f"{self.request.test}: no engine that could survive anything")
-        ledger = self._reader.ledger()
-        window = self.request.shape.max_model_len or int(ledger.number("max_model_len"))
-        tokens = ledger.get("kv_tokens")
+        window = self._window()
+        tokens = self._reader.ledger().get("kv_tokens")
         self._memory.mark(REQUEST)
         self.record.survival = result = SurvivalRun(
             self.client,
@@ -338,6 +364,25 @@ class Attempt:
             slowest = result.requests[0]
             judged = Verdict.PASS, None, f"survived {slowest.generated_tokens:,} tokens of its largest request"
         self._decide(*judged)
+
+    def soak(self, spec: SoakSpec, *, max_growth_per_hour: int | None = None) -> None:
+        """Send mixed traffic for a while, and judge whether the engine lived and memory stayed."""
+        window = self._window()
+        self._memory.mark(SOAK)
+        result = Soak(self.client, spec, window=window, alive=lambda: self.serving).run()
+        self.record.soak = msgspec.structs.replace(result, trends=self._memory.trends(SOAK))
+        if (result.failed or not self.serving) and self._died(wait=True):
+            return
+        judged = judge_soak(self.record.soak, max_growth_per_hour)
+        if judged is not None:
+            self._decide(*judged)
+        self._save()
+
+    def _window(self) -> int:
+        """Tokens of one request that the engine takes."""
+        if self._watch is None or self.record.verdict not in {Verdict.PASS, Verdict.MARGINAL}:
+            raise RuntimeError(f"{self.request.test}: no engine that could be sent anything")
+        return self.request.shape.max_model_len or int(self._reader.ledger().number("max_model_len"))
 
     def _gates(self, min_free_bytes: int | None) -> MemoryGates:
         limits = self._loaded.target.limits

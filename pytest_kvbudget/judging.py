@@ -9,6 +9,7 @@ import msgspec
 
 from pytest_kvbudget.device.gates import GateResult, worst
 from pytest_kvbudget.engine.kernel import KernelKill
+from pytest_kvbudget.engine.soak import SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.engine.watch import Outcome
 from pytest_kvbudget.ledger.classes import verdict_of
@@ -16,7 +17,7 @@ from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Lever
 from pytest_kvbudget.search.hints import capacity_tokens
 from pytest_kvbudget.search.pool import kv_windows_short, pool_short
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.units import format_gib
+from pytest_kvbudget.units import format_gib, format_size
 from pytest_kvbudget.verdict import Phase, Verdict
 
 KILLED: Final = frozenset(("host_oom_killed", "engine_killed", "engine_vanished", "unexplained"))
@@ -77,6 +78,31 @@ def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, rea
         return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
     cause = kv_windows_short(tokens, windows, length, pool_bytes=shape.kv_cache_memory_bytes)
     return Verdict.FAIL, cause, f"{cause.failure_class}: {cause.sentence}"
+
+
+def judge_soak(result: SoakResult, max_growth_per_hour: int | None) -> Judgement | None:
+    """The verdict of a soak whose engine lives; ``None`` where it is content.
+
+    Growth counts only with 95 % certainty; a soak that is too short to tell is UNKNOWN, never PASS.
+    """
+    if result.failed:
+        said = f"{result.failed:,} of {result.sent:,} requests failed: {result.message}"
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "request_failed", said)
+    if max_growth_per_hour is None:
+        return None
+    limit = f"at most {format_size(max_growth_per_hour)} per hour was asked for"
+    seen = [trend for trend in result.trends if trend is not None]
+    worst_trend = max(seen, key=lambda trend: trend.most, default=None)
+    if worst_trend is None or len(seen) < len(result.trends):
+        said = f"{limit}, and the memory of a rank was not seen throughout the {result.seconds:.0f} s"
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "memory_unseen", said)
+    growth = f"{format_size(worst_trend.bytes_per_hour)} ± {format_size(worst_trend.plus_minus)} per hour"
+    said = f"rank {worst_trend.rank} grew by {growth} in {result.seconds:.0f} s; {limit}"
+    if worst_trend.least > max_growth_per_hour:
+        return reason(Verdict.FAIL, Phase.REQUEST, "memory_grows", said)
+    if worst_trend.most > max_growth_per_hour:
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "soak_too_short", f"{said}: too short or too noisy to tell")
+    return None
 
 
 def judge_gates(gates: Sequence[GateResult]) -> Judgement | None:

@@ -19,14 +19,18 @@ from pytest_kvbudget.device.trace import (
     MemoryTrace,
     PhaseMemory,
     WindowMemory,
+    between,
     encode,
+    end_s,
     leaks,
     phases,
     since,
 )
+from pytest_kvbudget.engine.soak import PARTS, GrowthTrend, trend
 
 READY = "ready"
 REQUEST = "request"
+SOAK = "soak"
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +101,18 @@ class AttemptMemory:
         if trace is None:
             return ()
         return since(trace, phase)
+
+    def trends(self, phase: str) -> tuple[GrowthTrend | None, ...]:
+        """Growth of every rank's use from a phase until now; empty without a probe."""
+        trace = self.snapshot()
+        start = None if trace is None else next((m.at_s for m in reversed(trace.marks) if m.phase == phase), None)
+        if trace is None or start is None or end_s(trace) <= start:
+            return ()
+        part_s = (end_s(trace) - start) / PARTS
+        parts = [between(trace, start + part_s * index, start + part_s * (index + 1)) for index in range(PARTS)]
+        ranks = range(len(trace.series))
+        peaks = [[None if (seen := part[rank]) is None else seen.peak_used_bytes for part in parts] for rank in ranks]
+        return tuple(trend(rank, peaks[rank], part_s) for rank in ranks)
 
     def judge(self, gates: MemoryGates, *, since: str, host_free_bytes: int | None = None) -> tuple[GateResult, ...]:
         """Judge every gate that is asked for, from a phase on; growth is always counted from ready.

@@ -16,6 +16,7 @@ from pytest_kvbudget.device.model import Holder
 from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
 from pytest_kvbudget.engine.health import Health, probe
 from pytest_kvbudget.engine.model import Command
+from pytest_kvbudget.planning import Experience
 from pytest_kvbudget.redact import shape_without_secrets
 from pytest_kvbudget.shape import Shape
 
@@ -41,6 +42,7 @@ class EnginePool:
         *,
         progress: Progress | None = None,
         on_wait: Callable[[str], None] | None = None,
+        gate: bool = True,
     ) -> None:
         self.loaded = loaded
         self.archive = archive
@@ -48,6 +50,9 @@ class EnginePool:
         self._launcher = launcher_of(loaded, run=archive.info.run)
         self._progress, self._on_wait = progress, on_wait
         self._clean = CleanGate(loaded.target.limits, None if self.backend.simulated else read_host)
+        self._gate = gate
+        self.experience = Experience()
+        """What earlier boots of this pool measured, for plans and the argument gate."""
         self._idle: list[Attempt] = []
         self._in_use: list[Attempt] = []
         self._leases: dict[int, Lease] = {}
@@ -85,6 +90,8 @@ class EnginePool:
             lease=lease,
             lease_wait_s=round(time.monotonic() - begun, 4),
             clean=self._clean,
+            experience=self.experience,
+            gate=self._gate,
             archive=self.archive,
             progress=self._progress,
         )

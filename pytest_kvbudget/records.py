@@ -6,11 +6,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from pytest_kvbudget.budget.model import Plan
 from pytest_kvbudget.device.gates import GateResult
 from pytest_kvbudget.device.model import DeviceMemory
+from pytest_kvbudget.engine.soak import SoakResult
 from pytest_kvbudget.engine.survival import SurvivalResult
 from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.memory import TraceSummary
+from pytest_kvbudget.plan_check import Reconciled
 from pytest_kvbudget.search.model import Finding, Hint
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Phase, Verdict
@@ -103,6 +106,10 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     message: str
     """The verdict in one sentence for people."""
     ledger: BootLedger | None = None
+    plan: Plan | None = None
+    """The memory terms that were predicted before the boot; ``None`` where the law lacks an input."""
+    reconciled: tuple[Reconciled, ...] = ()
+    """Each predicted term against what was measured, within printed precision."""
     hint: Hint = Hint()
     pool_short: bool = False
     """A scaled pool came out too small for the windows: no verdict on the rung, but a rate for its next boot."""
@@ -113,6 +120,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Limits on memory that were asked for, each at the rank nearest to it."""
     survival: SurvivalResult | None = None
     """What the engine did on its largest real request; ``None`` where none was sent."""
+    soak: SoakResult | None = None
+    """Mixed traffic for a while, and whether memory grew; ``None`` where none was asked for."""
     timings: Timings = Timings()
     exit_status: int | None = None
     """Of the engine's root process; proves nothing (a dead vLLM exits 0)."""

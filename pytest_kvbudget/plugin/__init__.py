@@ -31,6 +31,8 @@ MARKERS: Final = {
     "that many windows (and tokens)",
     "knife_edge": "knife_edge(prompt_tokens=16, max_tokens=None, min_free=None, hold=4096, prefill=True, "
     "concurrency=1, timeout=1800): after the body, the engine lives through its largest real request",
+    "kv_soak": "kv_soak(requests=None, minutes=None, concurrency=4, max_growth_per_hour=None): after the body, the "
+    "engine lives through mixed traffic, and its device memory does not grow",
     "kv_shape": "kv_shape(**fields): what this test asks of its engine; sizes as text ('76 MiB') or bytes",
 }
 _KEYWORDS: Final = frozenset(
@@ -39,7 +41,7 @@ _KEYWORDS: Final = frozenset(
         *("prompt_tokens", "max_tokens", "min_free", "hold", "prefill", "concurrency"),
     )
 )
-_BOOTING: Final = ("ladder", "boot_gate", "knife_edge")
+_BOOTING: Final = ("ladder", "boot_gate", "knife_edge", "kv_soak")
 _session: Final = pytest.StashKey[Any]()
 
 
@@ -109,7 +111,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 def _is_ours(item: pytest.Function) -> bool:
     """Marks of the same name are other people's unless the test uses a fixture or a keyword of ours."""
     return SESSION_FIXTURE in item.fixturenames or any(
-        mark.name in MARKERS and (mark.name == "kv_shape" or not _KEYWORDS.isdisjoint(mark.kwargs))
+        mark.name in MARKERS and (mark.name in {"kv_shape", "kv_soak"} or not _KEYWORDS.isdisjoint(mark.kwargs))
         for mark in item.iter_markers()
     )
 

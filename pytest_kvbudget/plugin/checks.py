@@ -12,6 +12,7 @@ import pytest
 
 from pytest_kvbudget.climb import LadderSpec, SpecError, check_spec
 from pytest_kvbudget.config import ConfigError, decode
+from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import DEFAULT_HOLD, SurvivalSpec
 from pytest_kvbudget.shape import Shape, SizeBytes
 
@@ -51,6 +52,24 @@ class KnifeEdge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
 
 
+class KvSoak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``kv_soak`` asks: how much mixed traffic, and how much device memory may grow under it."""
+
+    requests: _Count | None = None
+    minutes: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    concurrency: _Count = 4
+    max_growth_per_hour: SizeBytes | None = None
+
+    @property
+    def spec(self) -> SoakSpec:
+        """The traffic."""
+        return SoakSpec(
+            requests=self.requests,
+            seconds=None if self.minutes is None else self.minutes * 60,
+            concurrency=self.concurrency,
+        )
+
+
 class MarkerError(Exception):
     """A marker's argument is wrong; the message names it, what was found and what is accepted."""
 
@@ -65,7 +84,7 @@ def problems(items: Iterable[pytest.Function]) -> list[str]:
                 f"{name}: is a method of unittest.TestCase, which gets no fixtures; write a function or a plain class"
             ] = None
             continue
-        for check in (ladder_of, boot_gate_of, knife_edge_of, shape_changes):
+        for check in (ladder_of, boot_gate_of, knife_edge_of, soak_of, shape_changes):
             try:
                 check(item)
             except MarkerError as error:
@@ -125,6 +144,25 @@ def knife_edge(arguments: Mapping[str, Any], *, where: str) -> KnifeEdge:
         return decode(dict(arguments), KnifeEdge, where=where)
     except ConfigError as error:
         raise MarkerError(str(error)) from None
+
+
+def soak_of(item: pytest.Item) -> KvSoak | None:
+    """The soak a test asks for.
+
+    Raises:
+        MarkerError: for a wrong argument, or none that ends it.
+    """
+    mark = item.get_closest_marker("kv_soak")
+    if mark is None:
+        return None
+    where = "@pytest.mark.kv_soak:"
+    try:
+        asked = decode(dict(_keywords(mark)), KvSoak, where=where)
+    except ConfigError as error:
+        raise MarkerError(str(error)) from None
+    if asked.requests is None and asked.minutes is None:
+        raise MarkerError(f"{where} neither requests nor minutes; give one of them, or both, so that it ends")
+    return asked
 
 
 def shape_changes(item: pytest.Item) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Knife edges: after the body, inside its call phase, the engine gets its largest real request."""
+"""Knife edges and soaks: after the body, inside its call phase, the engine gets what a deploy will ask of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_kvbudget.plugin.checks import KnifeEdge, MarkerError, knife_edge, knife_edge_of
+from pytest_kvbudget.plugin.checks import KnifeEdge, KvSoak, MarkerError, knife_edge, knife_edge_of, soak_of
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, USE
 from pytest_kvbudget.plugin.wording import boot_failure
 
@@ -48,8 +48,12 @@ class KnifeEdges:
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
         """The body first: where it fails there is nothing to survive for."""
         yield
-        if USE in item.stash and CHECKED not in item.stash and (asked := knife_edge_of(item)) is not None:
+        if USE not in item.stash:
+            return
+        if CHECKED not in item.stash and (asked := knife_edge_of(item)) is not None:
             run_check(self._session, item, asked)
+        if (soak := soak_of(item)) is not None:
+            run_soak(self._session, item, soak)
 
 
 def run_check(session: KvSession, item: pytest.Item, asked: KnifeEdge) -> SurvivalResult:
@@ -62,3 +66,13 @@ def run_check(session: KvSession, item: pytest.Item, asked: KnifeEdge) -> Surviv
     if result is None or attempt.record.verdict not in COUNTS_AS_PASSED:
         pytest.fail(boot_failure(attempt), pytrace=False)
     return result
+
+
+def run_soak(session: KvSession, item: pytest.Item, asked: KvSoak) -> None:
+    """Soak the engine of an item; one that dies or grows fails the test."""
+    attempt = item.stash[USE].attempt
+    item.stash[CHECKED] = True
+    with session.timers.paused(item):
+        attempt.soak(asked.spec, max_growth_per_hour=asked.max_growth_per_hour)
+    if attempt.record.verdict not in COUNTS_AS_PASSED:
+        pytest.fail(boot_failure(attempt), pytrace=False)

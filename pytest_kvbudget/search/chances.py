@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -20,32 +18,30 @@ QUANTILES: Final = 32
 """Rungs of equal chances among which a batch looks, beside the neighbours of what it has."""
 
 
-@dataclass(frozen=True)
 class Chances:
     """The outlook, given what the verdicts leave open."""
 
-    axis: Axis
-    bracket: Bracket
-    outlook: Outlook
+    def __init__(self, axis: Axis, bracket: Bracket, outlook: Outlook) -> None:
+        self.axis, self.bracket, self.outlook = axis, bracket, outlook
+        self._top = outlook.above(axis.value(bracket.high)) if bracket.high < len(axis) else 0.0
+        self._bottom = outlook.above(axis.value(bracket.low)) if bracket.low >= 0 else 1.0
+        self._passes: dict[int, float] = {}
+        self._bits: dict[tuple[int, int], float] = {}
 
     @classmethod
     def of(cls, axis: Axis, history: Sequence[Trial], bracket: Bracket, prior: Prior | None) -> Chances:
         """After ``history``, whose bracket is ``bracket``."""
         return cls(axis, bracket, Outlook.of(axis, history, bracket, prior))
 
-    @cached_property
-    def _ends(self) -> tuple[float, float]:
-        low, high = self.bracket.low, self.bracket.high
-        top = self.outlook.above(self.axis.value(high)) if high < len(self.axis) else 0.0
-        bottom = self.outlook.above(self.axis.value(low)) if low >= 0 else 1.0
-        return top, bottom
-
     def passes(self, index: int) -> float:
         """Chance that a rung passes: 1 up to the bracket, 0 from its end on."""
         if index <= self.bracket.low or index >= self.bracket.high:
             return float(index <= self.bracket.low)
-        top, bottom = self._ends
-        return (self.outlook.above(self.axis.value(index)) - top) / (bottom - top)
+        known = self._passes.get(index)
+        if known is None:
+            above = self.outlook.above(self.axis.value(index))
+            known = self._passes[index] = (above - self._top) / (self._bottom - self._top)
+        return known
 
     def last(self, index: int) -> float:
         """Chance that a rung is the last to pass."""
@@ -61,6 +57,26 @@ class Chances:
             else:
                 low = middle + 1
         return low
+
+    def bits(self, low: int, high: int) -> float:
+        """Entropy of which rung from ``low`` to ``high - 1`` is the last to pass, given that one of them is.
+
+        A long part is taken in pieces of equal length, as if all rungs of a piece were as likely.
+        """
+        known = self._bits.get((low, high))
+        if known is not None:
+            return known
+        step = max(1, (high - low) // QUANTILES)
+        edges = [self.passes(index) for index in (*range(low, high, step), high)]
+        likely = edges[0] - edges[-1]
+        bits = 0.0
+        for piece, (above, below) in enumerate(pairwise(edges)):
+            share = (above - below) / likely if likely > 0 else 0.0
+            if share > 0:
+                length = min(step, high - low - piece * step)
+                bits += share * math.log2(length / share)
+        self._bits[low, high] = max(0.0, bits)
+        return self._bits[low, high]
 
     def median(self) -> int:
         """Lowest rung with no more than an even chance."""
@@ -91,18 +107,5 @@ def _left(chances: Chances, probes: Sequence[int], sets: int) -> float:
     for low, high in pairwise(edges):
         likely = chances.passes(low) - chances.passes(high)
         if high - low > 1 and likely > 0:
-            expected += likely * (1 + _entropy(chances, low, high, likely) / math.log2(sets + 1))
+            expected += likely * (1 + chances.bits(low, high) / math.log2(sets + 1))
     return round(expected, 9)
-
-
-def _entropy(chances: Chances, low: int, high: int, likely: float) -> float:
-    """Bits in which rung of a part is the last to pass; long parts are taken in pieces of equal length."""
-    count = high - low
-    step = max(1, count // QUANTILES)
-    bits = 0.0
-    for start in range(low, high, step):
-        end = min(start + step, high)
-        share = (chances.passes(start) - chances.passes(end)) / likely
-        if share > 0:
-            bits += share * math.log2((end - start) / share)
-    return max(0.0, bits)

@@ -10,6 +10,7 @@ import math
 import random
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
@@ -79,6 +80,7 @@ def boundary(subject: Case) -> float:
     return float(low)
 
 
+@cache
 def ladder_truth(subject: Case) -> tuple[FindingKind, int | None]:
     """The finding of somebody who boots every rung."""
     rungs = [AXIS.value(index) for index in range(len(AXIS))]
@@ -90,6 +92,7 @@ def ladder_truth(subject: Case) -> tuple[FindingKind, int | None]:
     return (FindingKind.CEILING_REACHED if len(good) == len(rungs) else FindingKind.PROVEN), good[-1]
 
 
+@cache
 def sweep_truth(subject: Case) -> tuple[FindingKind, int | None]:
     """The same for a headroom."""
     shown = [(value * GIB, subject.device.boot(value * GIB)) for value in range(SWEEP_GIB + 1)]

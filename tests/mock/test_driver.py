@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_kvbudget.mock.driver import DriverClient, DriverError, ensure_driver, socket_name
+from pytest_kvbudget.mock.spec import MockDevice
 from pytest_kvbudget.units import GIB, MIB
 
 from .harness import BASE, until
@@ -158,3 +159,56 @@ def test_inherits_nothing(tmp_path: Path, owner: subprocess.Popen[bytes]) -> Non
             if str(tmp_path / "tree") in (process.info["cmdline"] or [])
         )
         assert driver.open_files() == []
+
+
+def test_neuron_tree_shows_cores_and_their_categories(tmp_path: Path, owner: subprocess.Popen[bytes]) -> None:
+    ensure_driver(tmp_path, MockDevice(dialect="neuron"), owner.pid, cards=5)
+    devices = tmp_path / "devices/virtual/neuron_device"
+    # five logical cores of two physical ones are on two devices of eight
+    assert sorted(path.name for path in devices.iterdir()) == ["neuron0", "neuron1"]
+    assert (devices / "neuron0/info/architecture/device_name").read_text(encoding="ascii") == "Trainium2\n"
+    memory = devices / "neuron1/neuron_core1/stats/memory_usage/device_mem"
+
+    def numbers(name: str) -> tuple[int, ...]:
+        return tuple(int((memory / name / what).read_text(encoding="ascii")) for what in ("total", "present", "peak"))
+
+    client = DriverClient(tmp_path)
+    assert client.alloc(9, 3 * MIB, "tensors") == (True, 24 * GIB - 3 * MIB)
+    assert client.alloc(9, MIB, "model_code")[0]
+    assert (numbers("tensors"), numbers("")) == ((3 * MIB, 3 * MIB, 3 * MIB), (4 * MIB, MIB, 4 * MIB))
+    client.free(9, 2 * MIB, "tensors")
+    assert (numbers("tensors"), numbers("")) == ((MIB, -2 * MIB, 3 * MIB), (2 * MIB, -2 * MIB, 4 * MIB))
+    assert client.kinds(8) == {(9, "tensors"): MIB, (9, "model_code"): MIB}
+    client.close()
+    until("the memory back", lambda: numbers("")[0] == 0)
+
+
+def test_cores_of_a_stack_share_its_memory(tmp_path: Path, owner: subprocess.Popen[bytes]) -> None:
+    ensure_driver(tmp_path, MockDevice(dialect="neuron", device_skew=GIB), owner.pid, cards=4)
+    client = DriverClient(tmp_path)
+    assert client.alloc(0, 20 * GIB, "tensors")[0]
+    assert client.alloc(1, 5 * GIB, "tensors") == (False, 4 * GIB)
+    assert client.free_bytes(2) == 23 * GIB
+    # what the runtime cannot give is there all the same
+    assert client.alloc(2, 2 * GIB + 1, "tensors", 3 * GIB) == (False, 23 * GIB)
+    assert client.alloc(2, 2 * GIB, "tensors", 3 * GIB) == (True, 21 * GIB)
+    client.close()
+
+
+def test_core_is_claimed_until_its_process_is_gone(tmp_path: Path, owner: subprocess.Popen[bytes]) -> None:
+    ensure_driver(tmp_path, MockDevice(dialect="neuron"), owner.pid, cards=1)
+    first, second = DriverClient(tmp_path), DriverClient(tmp_path)
+    assert first.claim(0)
+    assert first.claim(0)
+    assert not second.claim(0)
+    assert second.claim(1)
+    first.close()
+    until("the core", lambda: second.claim(0))
+    second.close()
+
+
+def test_each_card_may_have_less_than_the_one_before(tmp_path: Path, owner: subprocess.Popen[bytes]) -> None:
+    ensure_driver(tmp_path, replace(CARD, device_skew=MIB), owner.pid, cards=3)
+    assert [int(shown(tmp_path, card, "mem_info_vram_used")) - GIB for card in range(3)] == [0, MIB, 2 * MIB]
+    with pytest.raises(DriverError, match="simulates cards"):
+        ensure_driver(tmp_path, CARD, owner.pid, cards=3)

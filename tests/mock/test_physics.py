@@ -130,3 +130,99 @@ def test_defaults_are_vllms() -> None:
 )
 def test_sizes_as_torch_writes_them(size_bytes: int, text: str) -> None:
     assert size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("setting", "chunked_at_8192", "chunked_at_8193"),
+    [
+        ("on", True, True),
+        (True, True, True),
+        ("off", False, False),
+        (False, False, False),
+        ("off above 8192", True, False),
+        (8192, True, False),
+        ("on above 8192", False, True),
+    ],
+)
+def test_chunked_prefill(setting: bool | int | str, chunked_at_8192: bool, chunked_at_8193: bool) -> None:
+    for window, chunked in ((8192, chunked_at_8192), (8193, chunked_at_8193)):
+        spec = replace(BASE, chunked_prefill=setting, activation_base=0, activation_per_batched_token=1024)
+        subject = physics(spec, "--max-model-len", str(window), "--max-num-batched-tokens", "1000")
+        assert subject.activation_bytes == 1024 * (1000 if chunked else window)
+
+
+def test_activation_grows_with_the_window() -> None:
+    spec = replace(BASE, activation_base=MIB, activation_per_window_token=100)
+    assert physics(spec, "--max-model-len", "5000").activation_bytes == MIB + 500_000
+
+
+def test_sliding_window_bounds_what_a_request_takes() -> None:
+    subject = physics(replace(BASE, kv_window_tokens=1024), "--max-num-batched-tokens", "2048")
+    # 1023 + 2048 tokens are 192 blocks of 16, and one for their misalignment
+    assert subject.blocks_for(262_144) == subject.blocks_for(3071) == 193
+    assert subject.blocks_for(160) == 11
+
+
+def test_pages_as_given_hold_a_state_in_as_many_as_it_takes() -> None:
+    subject = physics(replace(BASE, state_bytes_per_seq=3 * MIB + 1, kv_page_tokens=16))
+    assert (subject.block_tokens, subject.block_bytes, subject.state_blocks) == (16, MIB, 4)
+    assert subject.blocks_for(16) == 5
+
+
+@pytest.mark.parametrize(("ratio", "charged"), [(1.0, 64), (0.5, 32), (0.0, 0), (2.0, 128)])
+def test_graphs_are_charged_by_ratio(ratio: float, charged: int) -> None:
+    assert physics(replace(BASE, graph_estimate=ratio)).graph_estimate_bytes == charged * MIB
+
+
+def test_forks_own_charge() -> None:
+    # section 2 of the source document: 256 MiB and 52 MiB for each graph; four seqs have sizes 1, 2, 4, 8
+    spec = replace(BASE, dialect="rdna4", arena=Arena(charged_by_rule=True))
+    assert physics(spec, "--max-num-seqs", "4").graph_estimate_bytes == (256 + 4 * 52) * MIB
+
+
+def test_usable_host_memory_is_the_facts() -> None:
+    # a public plan table: host usable 112.6 of MemAvailable 179.3, PLE 38.74, two ranks
+    arena = Arena(host_bytes=int(179.3 * GIB), ple_bytes=int(38.74 * GIB))
+    plan = physics(replace(BASE, dialect="rdna4", ranks=2, arena=arena)).arena_plan
+    assert plan is not None
+    assert plan.host_usable_bytes is not None
+    assert plan.host_usable_bytes / GIB == pytest.approx(112.6, abs=0.05)
+    plan = physics(replace(BASE, dialect="rdna4", arena=arena), "--expert-offload-mem", "64").arena_plan
+    assert plan is not None
+    assert plan.host_usable_bytes == 64 * GIB
+
+
+@pytest.mark.parametrize(("real", "non_torch"), [(None, 1024), (2 * GIB, 1536), (GIB // 4, 0)])
+def test_real_overhead_is_activation_and_the_rest(real: int | None, non_torch: int) -> None:
+    subject = physics(replace(BASE, dialect="rdna4", arena=Arena(overhead_real=real)))
+    assert subject.activation_bytes == 512 * MIB
+    assert subject.non_torch_bytes(0) == non_torch * MIB
+
+
+def test_heavier_ranks() -> None:
+    subject = physics(replace(BASE, rank_skew=10 * MIB, ranks=3))
+    assert [subject.non_torch_bytes(rank) - GIB for rank in range(3)] == [0, 10 * MIB, 20 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("estimate", "said"),
+    [
+        ("exact", 1000), ("absent", 0), ("factor 0.5", 500), (3.0, 3000), ("huge", 1000 * 10**9), ("negative", -1000),
+        ("alternating", 2000),
+        # the whole window of 262,144 tokens needs 16,384 blocks, 63 are there
+        ("proportional", 262_144 * 63 // 16_384),
+    ],
+)  # fmt: skip
+def test_what_the_engine_says_would_fit(estimate: str | float, said: int) -> None:
+    subject = physics(replace(BASE, estimate=estimate))
+    available = subject.need_bytes(1000)
+    assert available == 63 * MIB
+    expected = said if estimate == "proportional" else said * 1008 // 1000
+    assert subject.said_len(available) == expected
+
+
+def test_default_device_is_the_dialects() -> None:
+    assert MockDevice().device_total == 34_208_743_424
+    assert MockDevice(dialect="neuron").device_total == 25_769_803_776
+    assert MockDevice(dialect="neuron", platform="trn3").device_total == 38_654_705_664
+    assert MockDevice(dialect="neuron").idle_bytes == 0
