@@ -55,7 +55,7 @@ from pytest_kvbudget.memory import READY, REQUEST, SOAK, AttemptMemory
 from pytest_kvbudget.plan_check import reconcile
 from pytest_kvbudget.planning import Experience, plan_for
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord, MemoryReading, TargetInfo, Timings
-from pytest_kvbudget.redact import command_without_secrets, shape_without_secrets, without_secrets
+from pytest_kvbudget.redact import Scrubber, command_without_secrets, secret_values, without_secrets
 from pytest_kvbudget.search.hints import hint_from
 from pytest_kvbudget.search.model import Hint
 from pytest_kvbudget.shape import Shape
@@ -136,7 +136,7 @@ class Attempt:
             rung=request.rung,
             number=request.number,
             target=target_info(loaded, backend, lease.devices),
-            shape=shape_without_secrets(request.shape),
+            shape=request.shape.redacted(),
             started=timestamp(),
             verdict=Verdict.UNKNOWN,
             message=INTERRUPTED,
@@ -244,6 +244,7 @@ class Attempt:
             limits=self._loaded.target.limits,
             owns_port=lambda: owned_by(process.pids(), command.host, command.port),
             tick=self._tick,
+            scrubber=Scrubber(secret_values(command.env_added, command.argv)),
         )
 
     def _wait_clean(self) -> bool:
@@ -534,7 +535,7 @@ def target_info(loaded: LoadedTarget, backend: Backend, devices: tuple[str, ...]
         target,
         env=without_secrets(target.env),
         command=None if target.command is None else command_without_secrets(target.command),
-        shape=shape_without_secrets(target.shape),
+        shape=target.shape.redacted(),
     )
     return TargetInfo(
         name=loaded.name,

@@ -12,7 +12,6 @@ import msgspec
 from pytest_kvbudget.archive import RunArchive, timestamp
 from pytest_kvbudget.attempt import BootRequest
 from pytest_kvbudget.records import AttemptRecord, FindingRecord, TargetInfo
-from pytest_kvbudget.redact import shape_without_secrets
 from pytest_kvbudget.search.ladder import Ask, Ladder
 from pytest_kvbudget.search.model import Axis, Finding, Trial
 from pytest_kvbudget.search.pool import measured_pool_bytes, rung_shape
@@ -239,7 +238,7 @@ class Climb:
                 run=self._archive.info,
                 test=self.test,
                 target=self._target,
-                shape=shape_without_secrets(self.base),
+                shape=self.base.redacted(),
                 strategy=self.strategy,
                 pool=self.spec.pool,
                 windows=self.spec.windows,

@@ -77,6 +77,10 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     limits: Limits = Limits()
     mock: MockDevice | None = None
 
+    def __repr__(self) -> str:
+        # environment and command may hold secrets, and reprs end up in tracebacks
+        return f"Target(backend={self.backend!r}, devices={self.devices!r}, shape={self.shape!r})"
+
 
 class LoadedTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A target with its name and where it was read from."""
@@ -89,6 +93,9 @@ class LoadedTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Folder that relative paths of this target start from."""
     environment: dict[str, str]
     """``env_file`` and ``env`` together."""
+
+    def __repr__(self) -> str:
+        return f"LoadedTarget(name={self.name!r}, origin={self.origin!r}, target={self.target!r})"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
 from pytest_kvbudget.engine.health import Health, probe
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.planning import Experience
-from pytest_kvbudget.redact import shape_without_secrets
 from pytest_kvbudget.shape import Shape
 
 DRY_RUN_PORT = 8000
@@ -189,7 +188,7 @@ class EnginePool:
             return acquire(
                 [(slot, self.backend.lease_names(self.loaded, slot)) for slot in free],
                 run=self.archive.info.run,
-                purpose=f"{self.loaded.name}: {shape_without_secrets(request.shape).describe()}",
+                purpose=f"{self.loaded.name}: {request.shape.describe()}",
                 timeout_s=self.loaded.target.limits.lease_seconds,
                 on_wait=self._tell_wait,
             )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
-
-import msgspec
-
-from pytest_kvbudget.shape import Shape
 
 REMOVED: Final = "<removed>"
 _SECRET_WORDS: Final = frozenset(
     ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "key", "apikey")
 )
+
+SHORTEST: Final = 4
+"""Characters of the shortest value that is taken out of running text."""
+_NAMED: Final = re.compile(
+    r"(?P<name>--[A-Za-z][\w-]*|\b[A-Za-z][\w-]*)(?P<gap>(?<=\w)['\"]?\s?[=:]\s?\[?['\"]?)(?P<value>[^\s'\",\]})]+)"
+    r"|(?P<flag>--[A-Za-z][\w-]*)(?P<space>\s+)(?P<word>[^\s'\",-][^\s'\",]*)"
+)
+"""A flag or variable and its value: ``--api-key x``, ``HF_TOKEN=x``, ``'api_key': ['x']``."""
 
 
 def _is_secret(name: str) -> bool:
@@ -41,8 +45,49 @@ def command_without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def shape_without_secrets(shape: Shape) -> Shape:
-    """The shape with secrets removed from its environment and its further flags."""
-    return msgspec.structs.replace(
-        shape, env=without_secrets(shape.env), extra_args=command_without_secrets(shape.extra_args)
-    )
+def text_without_secrets(text: str) -> str:
+    """Running text, as an engine prints it, with the values of flags and variables that look like secrets replaced."""
+
+    def shown(match: re.Match[str]) -> str:
+        name, gap = (match["name"], match["gap"]) if match["name"] else (match["flag"], match["space"])
+        return f"{name}{gap}{REMOVED}" if _is_secret(name) else match[0]
+
+    return _NAMED.sub(shown, text)
+
+
+class Scrubber:
+    """Takes known secrets out of a stream of bytes, at any chunking. Lines stay where they are.
+
+    Args:
+        values: the secrets; those shorter than `SHORTEST` are too common to be taken out.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        secrets = {value.encode("utf-8", "surrogateescape") for value in values if len(value) >= SHORTEST}
+        # the longest first: one secret may be part of another
+        ordered = sorted(secrets, key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, ordered))) if ordered else None
+        self._hold = len(ordered[0]) - 1 if ordered else 0
+        self._kept = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be shown now; the end of it is kept back where a secret may have begun."""
+        if self._pattern is None:
+            return data
+        clean = self._pattern.sub(REMOVED.encode(), self._kept + data)
+        # a line is never kept back: no secret has a line's end in it
+        cut = max(len(clean) - self._hold, clean.rfind(b"\n") + 1)
+        self._kept = clean[cut:]
+        return clean[:cut]
+
+    def flush(self) -> bytes:
+        """What was kept back."""
+        kept, self._kept = self._kept, b""
+        return kept
+
+
+def secret_values(environment: Mapping[str, str], argv: Sequence[str]) -> tuple[str, ...]:
+    """The values that `without_secrets` and `command_without_secrets` replace."""
+    shown = command_without_secrets(argv)
+    flags = (word.partition("=")[2] or word for word, seen in zip(argv, shown, strict=True) if word != seen)
+    return (*(value for name, value in environment.items() if _is_secret(name)), *flags)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.units import format_size
 
 SizeBytes = Annotated[int, msgspec.Meta(ge=0, extra={"kvbudget": "size"}, description="bytes, or text: '76 MiB'")]
@@ -53,10 +54,22 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """A stable digest: equal for equal shapes, on every machine and in every process."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
 
+    def redacted(self) -> Shape:
+        """The shape with secrets removed from its environment and its further flags, as records keep it."""
+        return msgspec.structs.replace(
+            self, env=without_secrets(self.env), extra_args=command_without_secrets(self.extra_args)
+        )
+
+    def __repr__(self) -> str:
+        return f"Shape({self.describe()})"
+
     def describe(self) -> str:
-        """The shape in one line, only what was asked for: ``max_model_len=4096 kv_cache_memory_bytes=50.00 MiB``."""
+        """The shape in one line, only what was asked for: ``max_model_len=4096 kv_cache_memory_bytes=50.00 MiB``.
+
+        Secrets are removed: it is what people and logs get to see.
+        """
         parts = []
-        for name, value in msgspec.to_builtins(self).items():
+        for name, value in msgspec.to_builtins(self.redacted()).items():
             if name == "env":
                 parts += [f"{variable}={text}" for variable, text in sorted(value.items())]
             elif name == "extra_args":

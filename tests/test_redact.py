@@ -1,6 +1,17 @@
 from __future__ import annotations
 
-from pytest_kvbudget.redact import command_without_secrets, shape_without_secrets, without_secrets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_kvbudget.config import LoadedTarget, Target
+from pytest_kvbudget.redact import (
+    Scrubber,
+    command_without_secrets,
+    secret_values,
+    text_without_secrets,
+    without_secrets,
+)
 from pytest_kvbudget.shape import Shape
 
 
@@ -41,6 +52,56 @@ def test_secrets_do_not_reach_recorded_commands() -> None:
 
 def test_secrets_do_not_reach_recorded_shapes() -> None:
     shape = Shape(model="m", env={"HF_TOKEN": "a", "A": "1"}, extra_args=("--api-key", "b", "--x"))
-    assert shape_without_secrets(shape) == Shape(
+    assert shape.redacted() == Shape(
         model="m", env={"HF_TOKEN": "<removed>", "A": "1"}, extra_args=("--api-key", "<removed>", "--x")
     )
+
+
+def test_reprs_and_descriptions_show_no_secret() -> None:
+    shape = Shape(model="m", env={"HF_TOKEN": "abc-secret"}, extra_args=("--api-key", "def-secret"))
+    target = Target(backend="vllm", env={"API_KEY": "ghi-secret"}, shape=shape, command=("x", "--password=jkl-secret"))
+    loaded = LoadedTarget(name="t", target=target, origin="o", folder="/", environment={"API_KEY": "ghi-secret"})
+    for shown in (repr(shape), shape.describe(), repr(target), repr(loaded)):
+        assert "secret" not in shown.replace("<removed>", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("error: unrecognized arguments: --api-key sk-top", "error: unrecognized arguments: --api-key <removed>"),
+        ("--hf-token=abc --port 1", "--hf-token=<removed> --port 1"),
+        (
+            "non-default args: {'api_key': ['abc'], 'port': 1}",
+            "non-default args: {'api_key': ['<removed>'], 'port': 1}",
+        ),
+        ("HF_TOKEN=abc vllm serve", "HF_TOKEN=<removed> vllm serve"),
+        ("--max-num-batched-tokens 2048, 401,408 tokens", "--max-num-batched-tokens 2048, 401,408 tokens"),
+        ("KeyError: 'model.layers.0'", "KeyError: 'model.layers.0'"),
+    ],
+)
+def test_secrets_in_running_text(text: str, shown: str) -> None:
+    assert text_without_secrets(text) == shown
+
+
+WORDS = ("hunter22", "unt", "tersec", "\n", "x", "hunter")
+
+
+@given(st.lists(st.integers(1, 7), max_size=30), st.lists(st.sampled_from(WORDS), max_size=40))
+def test_scrubbing_does_not_depend_on_chunks(cuts: list[int], words: list[str]) -> None:
+    data = "".join(words).encode()
+    scrubber, found, at = Scrubber(["hunter22", "tersec"]), b"", 0
+    for size in [*cuts, len(data)]:
+        found += scrubber.feed(data[at : at + size])
+        at += size
+    found += scrubber.flush()
+    whole = Scrubber(["hunter22", "tersec"])
+    assert found == whole.feed(data) + whole.flush()
+    assert b"hunter22" not in found
+    assert found.count(b"\n") == data.count(b"\n")
+
+
+def test_the_values_that_are_removed_are_known() -> None:
+    values = secret_values(
+        {"A": "1", "HF_TOKEN": "abcd"}, ("vllm", "--api-key", "efgh", "--hf-token=ijkl", "--port", "1")
+    )
+    assert set(values) == {"abcd", "efgh", "ijkl"}

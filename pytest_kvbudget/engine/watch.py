@@ -16,6 +16,7 @@ from pytest_kvbudget.engine.health import Health, probe
 from pytest_kvbudget.engine.model import EngineProcess
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.records import PhaseTiming
+from pytest_kvbudget.redact import Scrubber
 from pytest_kvbudget.verdict import Phase
 
 TICK_S: Final = 0.025
@@ -36,9 +37,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class LogTail:
     """Feeds what is new in a growing log to a reader."""
 
-    def __init__(self, path: Path, reader: LedgerReader) -> None:
+    def __init__(self, path: Path, reader: LedgerReader, scrubber: Scrubber) -> None:
         self._file = path.open("rb", buffering=0)
         self._reader = reader
+        self._scrubber = scrubber
 
     def __enter__(self) -> Self:
         return self
@@ -51,12 +53,13 @@ class LogTail:
     def pump(self, *, to_end: bool = False) -> None:
         """Read a piece of what is new, or all of it."""
         while data := self._file.read(_READ_BYTES):
-            self._reader.feed(data)
+            self._reader.feed(self._scrubber.feed(data))
             if not to_end:
                 return
 
     def close(self) -> None:
-        """Close the file."""
+        """Read what was kept back, and close the file."""
+        self._reader.feed(self._scrubber.flush())
         self._file.close()
 
 
@@ -73,10 +76,11 @@ class Watch:
         limits: Limits,
         owns_port: Callable[[], bool],
         tick: Callable[[Phase, float, str], None],
+        scrubber: Scrubber | None = None,
     ) -> None:
         self._process = process
         self._reader = reader
-        self._tail = LogTail(process.log_path, reader)
+        self._tail = LogTail(process.log_path, reader, scrubber or Scrubber(()))
         self._host, self._port = host, port
         self._limits = limits
         self._owns_port = owns_port

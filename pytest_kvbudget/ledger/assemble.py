@@ -7,13 +7,16 @@ from typing import Final
 
 import msgspec
 
-from pytest_kvbudget.ledger.boot import BootState, Seen
+from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.diagnosis import diagnose
 from pytest_kvbudget.ledger.facts import Process, binding
 from pytest_kvbudget.ledger.model import BootLedger, Value
+from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.verdict import Provenance
 
-_RANKED: Final = re.compile(r"(?:TP|PP|DP|EP|rank[ =]?)\d|Worker|ip=")
+_RANKED: Final = re.compile(r"(?:TP|PP|DP|EP|rank[ =]?)\d|Worker|ip=|^(?:CPU|CUDA|ROCm|Vulkan|SYCL|Metal|MUSA|CANN)")
+_CORE: Final = re.compile(r"EngineCore|APIServer")
+_V0_WORKER: Final = re.compile(r"VllmWorkerProcess|RayWorker")
 DRIVER: Final = "driver"
 """Name of the rank that lives in the first process and prints without a prefix (vLLM V0)."""
 
@@ -116,7 +119,10 @@ def _tellers(state: BootState, root: Seen | None) -> list[Seen]:
 
 def _of(state: BootState, seen: Seen) -> dict[str, Value]:
     stated = seen.row.provenance if seen.row is not None else Provenance.MEASURED
-    found = {name: state.value(name, reading, seen.evidence, stated) for name, reading in seen.readings.items()}
+    found = {
+        name: state.value(name, reading, seen.places.get(name, seen.evidence), stated)
+        for name, reading in seen.readings.items()
+    }
     for flag in seen.row.flags if seen.row is not None else ():
         found[flag] = Value(value=True, unit="flag", evidence=seen.evidence)
     return found
@@ -131,12 +137,14 @@ def _labels(state: BootState) -> dict[Process, str | None]:
         if name is not None:
             count[name] = count.get(name, 0) + 1
     labels: dict[Process, str | None] = {}
-    ranked = any(_RANKED.search(name) for name in count)
+    ranked = any(_V0_WORKER.search(name) for name in count)
+    # the only engine core is called EngineCore_DP0 up to 0.16: that makes it no rank
+    replicas = sum(1 for name in count if name.startswith("EngineCore")) > 1
     for name, pid in processes:
         if (name, pid) == (None, None) and ranked and (name, pid) in state.workers:
             labels[name, pid] = DRIVER
             continue
-        if name is None or not _RANKED.search(name):
+        if name is None or not _RANKED.search(name) or (_CORE.match(name) and not replicas):
             labels[name, pid] = None
         elif count[name] > 1:
             labels[name, pid] = f"{name} pid={pid}"

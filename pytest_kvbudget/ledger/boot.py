@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import msgspec
-
 from pytest_kvbudget.ledger import columns
 from pytest_kvbudget.ledger.facts import FactStore, Process, source_of
 from pytest_kvbudget.ledger.grammar import FAMILIES, order_of
@@ -16,14 +14,16 @@ from pytest_kvbudget.ledger.model import Evidence, Milestone, Value
 from pytest_kvbudget.ledger.notation import Reading
 from pytest_kvbudget.ledger.prefix import Text
 from pytest_kvbudget.ledger.scan import Kind
+from pytest_kvbudget.ledger.seen import Seen
+from pytest_kvbudget.ledger.wrapped import Wrapped, loose_names
 from pytest_kvbudget.verdict import Phase, Provenance
 
 LONGEST_EVIDENCE: Final = 600
 """Characters kept of a line that is evidence."""
 LONGEST_TEXT: Final = 16 * 1024
 """Characters of a line that are matched, half from each end; engines print lines of a few thousand."""
-WRAPPED_LINES: Final = 6
-"""Lines that one wrapped sentence may run over."""
+PLACE: Final = "place"
+"""A reading of this name says which of several like things a line is about: its figures are ranks'."""
 TABLE_LINES: Final = 40
 """Lines after an allocation failure that may still be its table."""
 MOST_FAILURES: Final = 256
@@ -32,6 +32,11 @@ MOST_FAILURES: Final = 256
 _EXCEPTION = re.compile(
     r"^(?:\[?\w*\]?:? ?)(?:[a-z_][\w]*\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s(?P<message>.*))?$"
 )
+_FINAL: Final = frozenset(
+    {"startup_free", "kv_budget_nonpositive", "kv_check_short", "min_kv_budget", "plan_refused", "parallelism_refused"}
+)
+"""Classes of checks that raise."""
+_VLLM_PROCESS: Final = re.compile(r"(?:VllmWorker|Worker_(?:TP|PP|DP|EP)|EngineCore|APIServer|DPSupervisor)")
 _CONSEQUENCES: Final = frozenset(
     {
         "EngineDeadError",
@@ -55,31 +60,6 @@ _CONSEQUENCE_TEXTS: Final = (
 )
 
 
-class Seen(msgspec.Struct, kw_only=True):
-    """A line that reports a failure."""
-
-    failure: Failure
-    row: Row | None
-    evidence: Evidence
-    process: Process
-    phase: Phase
-    """Phase of the process when the line came: the traceback's, else that of its last milestone."""
-    framed: bool
-    served: bool
-    """The engine had served before the line."""
-    readings: dict[str, Reading]
-    survived: bool = False
-    """The same process went on to a later phase, or the engine served on."""
-
-
-class _Wrapped(msgspec.Struct, kw_only=True):
-    row: CompiledRow
-    text: str
-    evidence: Evidence
-    left: int
-    seen: Seen | None
-
-
 class BootState:
     """Everything one boot said so far. Grows with the number of processes and of kinds of lines, not with the log."""
 
@@ -96,16 +76,19 @@ class BootState:
         self.now = Phase.UNKNOWN
         self.served: Evidence | None = None
         self.requests = False
+        self.ran = False
+        """A request was served, or was being served."""
         self.stopping: Evidence | None = None
         self.began: Evidence | None = None
         self.planned = False
         self.starved: list[Evidence] = []
         self._current: dict[Process, Phase] = {}
         self._frames: dict[Process, tuple[Phase, bool] | None] = {}
-        self._wrapped: list[_Wrapped] = []
+        self._wrapped: list[Wrapped] = []
         self._marked: set[int] = set()
         self._table: tuple[int, Process] | None = None
-        self._heads: list[str] = []
+        self._heads: list[Evidence] = []
+        self._cells = 0
 
     @property
     def family(self) -> str:
@@ -156,17 +139,19 @@ class BootState:
         if len(text.text) > LONGEST_TEXT:
             text = text._replace(text=text.text[: LONGEST_TEXT // 2] + text.text[-LONGEST_TEXT // 2 :])
         if self._wrapped:
-            self._continue(text, process)
+            self._continue(line, text, process)
         before = len(self.milestones)
         matched = False
         for compiled in kind.rows:
-            matched |= self._match(compiled, line, text.text, process, partial=partial)
+            matched |= self._match(compiled, line, text, process, partial=partial)
         if kind.trace:
             self._traceback(line, text.text, process, matched=matched or partial)
         return self.milestones[before:]
 
     def _process(self, text: Text) -> Process:
         name = text.process
+        if name is not None and _VLLM_PROCESS.match(name):
+            self.families.setdefault("vllm", 0)
         if text.pid is not None:
             known = self.names.get(text.pid)
             if name is not None and (known is None or len(name) > len(known)) and len(self.names) < 65536:
@@ -174,37 +159,51 @@ class BootState:
             return known if text.pid in self.names else name, text.pid
         return name, None
 
-    def _match(self, compiled: CompiledRow, line: int, text: str, process: Process, *, partial: bool) -> bool:
+    def _match(self, compiled: CompiledRow, line: int, text: Text, process: Process, *, partial: bool) -> bool:
         row = compiled.row
         if row.follows and not self._in_table(line, process):
             return False
-        match = compiled.main.regex.search(text)
+        match = compiled.main.regex.search(text.text)
+        evidence = Evidence(line, text.text.strip()[:LONGEST_EVIDENCE])
         if match is None:
+            if row.wraps and not partial and compiled.needle in text.text:
+                self._wrap(compiled, evidence, process, text)
             return False
+        end = len(text.text) - 1 if partial else None
+        readings = compiled.main.readings(match, end)
+        loose = loose_names(compiled.main, match)
+        complete = True
+        for part in compiled.parts:
+            found = part.regex.search(text.text)
+            complete &= found is not None
+            if found is not None:
+                loose |= loose_names(part, found)
+                for name, reading in part.readings(found, end).items():
+                    readings.setdefault(name, reading)
+        seen = self._accept(compiled, readings, evidence, process)
+        wanted = row.wraps and not partial and (loose or not complete)
+        if wanted and (seen is not None or row.failure is None):
+            self._wrap(compiled, evidence, process, text, loose=loose, seen=seen, found=True)
+        return True
+
+    def _accept(
+        self, compiled: CompiledRow, readings: dict[str, Reading], evidence: Evidence, process: Process
+    ) -> Seen | None:
+        """What a matched row says; returns the failure that it reports for the first time."""
+        row = compiled.row
         if row.known and not row.follows:
             family = compiled.family or ""
             self.families[family] = self.families.get(family, 0) + 1
-        evidence = Evidence(line, text.strip()[:LONGEST_EVIDENCE])
-        end = len(text) - 1 if partial else None
-        readings = compiled.main.readings(match, end)
-        complete = True
-        for part in compiled.parts:
-            found = part.regex.search(text)
-            complete &= found is not None
-            if found is not None:
-                for name, reading in part.readings(found, end).items():
-                    readings.setdefault(name, reading)
-        seen = None
         if row.scope in {"rank", "rank0"}:
             self.workers.add(process)
+        seen = None
         if row.failure is not None:
             seen = self._fail(row.failure, row, evidence, process, readings)
         else:
-            self._record(row, readings, evidence, process)
-        if row.wraps and not complete and (seen is not None or row.failure is None):
-            self._wrapped.append(_Wrapped(row=compiled, text=text, evidence=evidence, left=WRAPPED_LINES, seen=seen))
+            place = readings.pop(PLACE, None)
+            self._record(row, readings, evidence, process if place is None else (str(place.value), None))
         self._event(row, readings, evidence, process)
-        return True
+        return seen
 
     def _record(self, row: Row, readings: dict[str, Reading], evidence: Evidence, process: Process) -> None:
         for name, reading in readings.items():
@@ -246,9 +245,12 @@ class BootState:
         if row.event == "table":
             self._table = (evidence.line, process)
         elif row.event == "head":
-            self._heads = [*self._heads, evidence.text][-columns.MOST_HEADS :]
+            if self._heads and (self._heads[-1].line == evidence.line or self._heads[-1].line < self._cells):
+                self._heads = [] if self._heads[-1].line < self._cells else self._heads[:-1]
+            self._heads = [*self._heads, evidence][-columns.MOST_HEADS :]
         else:
-            for name, reading in columns.readings(self._heads, evidence.text).items():
+            self._cells = evidence.line
+            for name, reading in columns.readings([head.text for head in self._heads], evidence.text).items():
                 self.facts.add(name, process, self.value(name, reading, evidence, row.provenance))
 
     def _alive(self, row: Row, readings: dict[str, Reading], evidence: Evidence) -> None:
@@ -263,12 +265,14 @@ class BootState:
         waiting, running = readings.get("waiting"), readings.get("running")
         if waiting is not None and running is not None:
             self.requests = self.requests or running.value != 0 or waiting.value != 0
+            self.ran = self.ran or running.value != 0
             if waiting.value != 0 and running.value == 0:
                 self.starved = [*self.starved[:1], evidence]
             else:
                 self.starved.clear()
         else:
             self.requests = self.requests or "POST" in evidence.text
+            self.ran = self.ran or "POST" in evidence.text
             if "GET" in evidence.text:
                 return
         if not self.dead:
@@ -280,7 +284,9 @@ class BootState:
         order = order_of(self.family)
         for seen in self.failures:
             bare = seen.process == (None, None) and seen.failure.tier is not Tier.ROOT
-            if (bare or seen.process == process) and order[row.phase] > order[seen.phase] > 0:
+            # a process cannot go on after these: the line is a late one
+            final = seen.failure.failure_class in _FINAL and process[1] is not None
+            if (bare or seen.process == process) and not final and order[row.phase] > order[seen.phase] > 0:
                 seen.survived = True
         self.phases.setdefault(row.phase, evidence)
         after = row.then or row.phase
@@ -332,33 +338,69 @@ class BootState:
         begun, owner = self._table
         return line - begun <= TABLE_LINES and (process in (owner, (None, None)))
 
-    def _continue(self, text: Text, process: Process) -> None:
+    def _wrap(
+        self,
+        compiled: CompiledRow,
+        evidence: Evidence,
+        process: Process,
+        text: Text,
+        *,
+        loose: set[str] | None = None,
+        seen: Seen | None = None,
+        found: bool = False,
+    ) -> None:
+        wrapped = Wrapped(
+            row=compiled,
+            evidence=evidence,
+            process=process,
+            header=text.header,
+            spaced=text.text,
+            tight=text.text,
+            loose=loose or set(),
+            seen=seen,
+            found=found,
+        )
+        self._wrapped.append(wrapped)
+
+    def _continue(self, line: int, text: Text, process: Process) -> None:
         still = []
         for wrapped in self._wrapped:
-            mine = wrapped.seen.process if wrapped.seen is not None else process
-            if process not in {mine, (None, None)}:
+            if process not in {wrapped.process, (None, None)}:
                 still.append(wrapped)
                 continue
-            if text.record or _EXCEPTION.match(text.text) or text.text.startswith(("Traceback", "  File")):
+            another = text.record and text.header != wrapped.header
+            if another or _EXCEPTION.match(text.text) or text.text.startswith(("Traceback", "  File")):
                 continue
-            wrapped.text = f"{wrapped.text.rstrip()} {text.text.strip()}"
-            self._reread(wrapped, process)
-            wrapped.left -= 1
+            number = wrapped.join(text.text)
+            if wrapped.found:
+                self._complete(wrapped, line, text.text, number_goes_on=number)
+            else:
+                self._begin(wrapped)
             if wrapped.left > 0:
                 still.append(wrapped)
         self._wrapped = still
 
-    def _reread(self, wrapped: _Wrapped, process: Process) -> None:
-        for part in wrapped.row.parts:
-            found = part.regex.search(wrapped.text)
-            if found is None:
-                continue
-            for name, reading in part.readings(found).items():
-                if wrapped.seen is not None:
-                    wrapped.seen.readings.setdefault(name, reading)
-                elif name not in self.facts:
-                    value = self.value(name, reading, wrapped.evidence, wrapped.row.row.provenance)
-                    self.facts.add(name, process, value)
+    def _begin(self, wrapped: Wrapped) -> None:
+        """The first line said too little to be recognised: look at the joined ones."""
+        match = wrapped.search(wrapped.row.main)
+        if match is None:
+            return
+        readings = wrapped.readings()
+        wrapped.seen = self._accept(wrapped.row, readings, wrapped.evidence, wrapped.process)
+        wrapped.found = True
+        if wrapped.seen is None and wrapped.row.row.failure is not None:
+            wrapped.left = 0
+
+    def _complete(self, wrapped: Wrapped, line: int, text: str, *, number_goes_on: bool) -> None:
+        loose = wrapped.loose if number_goes_on else set()
+        evidence = Evidence(line, text.strip()[:LONGEST_EVIDENCE])
+        for name, reading in wrapped.readings().items():
+            if wrapped.seen is not None:
+                if name in loose or name not in wrapped.seen.readings:
+                    wrapped.seen.readings[name] = reading
+                    wrapped.seen.places[name] = evidence
+            elif name in loose or name not in self.facts:
+                self.facts.add(name, wrapped.process, self.value(name, reading, evidence, wrapped.row.row.provenance))
 
     def _traceback(self, line: int, text: str, process: Process, *, matched: bool) -> None:
         stripped = text.lstrip()

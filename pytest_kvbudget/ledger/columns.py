@@ -27,7 +27,8 @@ FACTS: Final[dict[str, str]] = {
 }
 """Column heads, in lower case, and the facts that they print; other columns are passed over."""
 
-MOST_HEADS: Final = 2
+MOST_HEADS: Final = 3
+"""Lines that one head may have."""
 
 _SIZE = re.compile(r"-?[0-9]+(?:\.[0-9]+)?\s?(?:[KMGT]i?B|B)")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pytest_kvbudget.ledger.boot import BootState, Seen
+from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.classes import Proof, proof_of
 from pytest_kvbudget.ledger.grammar import order_of
 from pytest_kvbudget.ledger.grammar.model import Tier
 from pytest_kvbudget.ledger.levers import levers_for, with_limits
 from pytest_kvbudget.ledger.model import Cause, Evidence, Outcome
+from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.ledger.sentences import Figures, limits_of, sentence_for
 from pytest_kvbudget.verdict import Phase
 
@@ -75,6 +76,10 @@ def _root(state: BootState) -> Seen | None:
     if not hard:
         return None
     named = [seen for seen in hard if seen.failure.tier in {Tier.ROOT, Tier.KILLED}]
+    limits = [seen for seen in living if seen.failure.failure_class == "host_memory_limit"]
+    if limits and all(seen.failure.failure_class == "oom" and not seen.readings for seen in named):
+        # leaked descriptors and locked memory make a driver say "out of memory", without a size
+        return limits[0]
     soft = [seen for seen in living if seen.failure.soft]
     return min(
         named or soft or hard, key=lambda seen: (seen.failure.tier, seen.evidence.line, seen.failure.phase is None)
@@ -114,12 +119,14 @@ def _allocation(seen: Seen) -> bool:
 
 
 def _starved(state: BootState) -> bool:
-    """A request waits and none runs: for longer than one interval, or for more than the pool holds."""
+    """A request waits and none runs: for longer than one interval, or the first one, or for more than the pool holds."""
     if not state.starved:
         return False
     figures = Figures(state, None)
     tokens, window = figures.number("kv_tokens"), figures.number("max_model_len")
-    return len(state.starved) > 1 or (tokens is not None and window is not None and tokens < window)
+    short = tokens is not None and window is not None and tokens < window
+    fits = tokens is not None and window is not None and tokens >= window
+    return len(state.starved) > 1 or short or not (fits or state.ran)
 
 
 def _outcome(state: BootState, root: Seen, resolved: _Resolved) -> Outcome:
@@ -141,6 +148,16 @@ def _resolve(state: BootState, seen: Seen) -> _Resolved:
     if name in {"hbm_oom", "hbm_load_oom", "nrt_resource"}:
         return _resolve_hbm(state, seen)
     if name.startswith("ggml"):
+        return _resolve_ggml(state, seen)
+    if name == "compile_desync":
+        # in a boot ranks wait for each other while they compile; later a closed connection only says that a rank is gone
+        if seen.served:
+            return _Resolved("engine_killed", Phase.REQUEST)
+        return _Resolved(name, Phase.COMPILE if phase is Phase.UNKNOWN else phase)
+    if name == "ready_timeout":
+        order = order_of(state.family)
+        return _Resolved(name, max(state.now, Phase.WORKER_INIT, key=order.__getitem__))
+    if name == "single_alloc_limit" and phase is Phase.UNKNOWN:
         return _resolve_ggml(state, seen)
     if name == "kv_check_short" and _underpriced(state):
         return _Resolved("kv_reserve_underpriced", Phase.KV_CHECK)
@@ -192,10 +209,13 @@ def _resolve_hbm(state: BootState, seen: Seen) -> _Resolved:
 def _resolve_ggml(state: BootState, seen: Seen) -> _Resolved:
     figures = Figures(state, seen)
     asked, free = figures.number("tried_alloc_bytes"), figures.number("free_bytes")
+    where = [other for other in state.failures if other.failure.phase is not None and other.row is not None]
+    phase = where[0].phase if where else Phase.WEIGHTS_LOAD if seen.phase is Phase.UNKNOWN else seen.phase
+    if any(other.failure.failure_class == "single_alloc_limit" for other in state.failures):
+        return _Resolved("single_alloc_limit", phase)
     for other in state.failures:
         if other.failure.failure_class in _EXPLAINS_GGML:
             return _Resolved(other.failure.failure_class, other.phase)
-    phase = Phase.WEIGHTS_LOAD if seen.phase is Phase.UNKNOWN else seen.phase
     if seen.failure.failure_class == "ggml_vulkan_oom" and asked is not None and free is not None and asked < free:
         return _Resolved("single_alloc_limit", phase)
     return _Resolved(*_OOM_CLASSES[phase])

@@ -161,6 +161,7 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     ),
     "profiler_reserve": (_lever("NEURON_RT_INSPECT_DEVICE_PROFILE", "none", "helps", "switch device profiling off"),),
     "device_resource_exhausted": (
+        _lever("num_batched_tokens_buckets", "lower", "helps", "fewer programs are loaded at once"),
         _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "events ran out, not memory"),
     ),
     "graph_capture_oom": (
@@ -206,18 +207,26 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
         _lever("max_model_len", "lower", "useless", "memory did not run out"),
         _lever("gpu_memory_utilization", "lower", "useless", "memory did not run out"),
     ),
+    "device_fault": (_lever("device", "clean", "helps", "reset it, or use another; the shape is not the cause"),),
+    "device_stats_unusable": (_lever("device", "clean", "helps", "reset it; the shape is not the cause"),),
     "device_missing": (_lever("devices", "none", "helps", "driver, container flags and permissions"),),
 }
 
-_SGLANG: Final[dict[str, tuple[Lever, ...]]] = {
+_SGLANG_OOM: Final[dict[str, tuple[Lever, ...]]] = {
     name: (
         _lever("mem_fraction_static", "lower", "helps", "leaves more of the card outside weights and KV cache"),
         _lever("chunked_prefill_size", "lower", "helps", "a prefill step then needs less"),
         _lever("mem_fraction_static", "raise", "harms", "leaves still less outside the pool"),
     )
     for name in ("request_oom", "graph_capture_oom", "warmup_oom")
-} | {
+}
+_SGLANG: Final[dict[str, tuple[Lever, ...]]] = _SGLANG_OOM | {
     "kv_budget_nonpositive": (_lever("mem_fraction_static", "raise", "helps", "a larger share goes to the KV cache"),),
+    "request_starved": (
+        _lever("mem_fraction_static", "raise", "helps", "the pool must hold the largest request"),
+        _lever("context_length", "lower", "helps", "one request then needs less KV cache"),
+        _lever("max_running_requests", "lower", "useless", "the first request does not fit alone"),
+    ),
 }
 
 _TORCH: Final = (
@@ -227,13 +236,20 @@ _TORCH: Final = (
     _lever("mem_fraction_static", "raise", "harms", "leaves still less outside the pool"),
 )
 
-_LLAMA: Final[dict[str, tuple[Lever, ...]]] = {
+_LLAMA_POOL: Final[dict[str, tuple[Lever, ...]]] = {
     name: (
         _lever("ctx_size", "lower", "helps", "the KV cache is allocated for the whole context at once"),
         _lever("cache_type_k", "none", "helps", "a smaller KV type"),
         _lever("n_gpu_layers", "lower", "helps", "layers stay on the host"),
     )
-    for name in ("kv_alloc_oom", "weights_oom", "profile_oom")
+    for name in ("kv_alloc_oom", "profile_oom")
+}
+_LLAMA: Final[dict[str, tuple[Lever, ...]]] = _LLAMA_POOL | {
+    "weights_oom": (
+        _lever("n_gpu_layers", "lower", "helps", "layers stay on the host"),
+        _lever("quantization", "none", "helps", "smaller weights"),
+        _lever("ctx_size", "lower", "useless", "no KV cache exists yet"),
+    )
 }
 
 _NEURON_REQUEST: Final = (

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 LONGEST_JSON: Final = 128 * 1024
 """Characters; a longer line is not decoded as JSON (its middle is cut out anyway)."""
+MOST_HEADER: Final = 300
+"""Characters of a JSON line that stand for its header."""
 
 
 class Text(NamedTuple):
@@ -20,6 +22,8 @@ class Text(NamedTuple):
     pid: int | None = None
     record: bool = False
     """The line begins a logger's record: it has a level of its own."""
+    header: str = ""
+    """The record's own columns (level, time, place); every line of one record repeats them."""
 
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])|[\x00\x07]")
@@ -64,16 +68,16 @@ def clean(piece: bytes) -> Iterator[Text]:
     yield from _texts(strip_ansi(piece.decode("utf-8", "replace")), None, None, 0)
 
 
-def _texts(text: str, process: str | None, pid: int | None, depth: int) -> Iterator[Text]:
+def _texts(text: str, process: str | None, pid: int | None, depth: int, header: str = "") -> Iterator[Text]:
     text, depth = _without_outer(text), depth + 1
     if text.startswith("{") and depth < 4 and len(text) <= LONGEST_JSON:
         inner = _from_json(text)
         if inner is not None:
             message, name, number = inner
             for line in message.splitlines() or [""]:
-                yield from _texts(strip_ansi(line), name or process, number or pid, depth)
+                yield from _texts(strip_ansi(line), name or process, number or pid, depth, text[:MOST_HEADER])
             return
-    yield _peel(text, process, pid, record=depth > 1)
+    yield _peel(text, process, pid, header)
 
 
 def _without_outer(text: str) -> str:
@@ -85,7 +89,7 @@ def _without_outer(text: str) -> str:
     return text
 
 
-def _peel(text: str, process: str | None, pid: int | None, *, record: bool) -> Text:
+def _peel(text: str, process: str | None, pid: int | None, header: str) -> Text:
     """Take processes, ranks and the logger's own columns off, in whatever order they come."""
     while True:
         match = _PROCESS.match(text)
@@ -102,14 +106,14 @@ def _peel(text: str, process: str | None, pid: int | None, *, record: bool) -> T
         text = text[match.end() :]
     match = _RECORD.match(text)
     if match is not None:
-        record, text = True, text[match.end() :]
+        header, text = header or match.group(), text[match.end() :]
         if match["pid"]:
             pid = pid or int(match["pid"])
         if match["sgl"]:
             process = match["sgl"].strip().replace(" ", "_")
     if "across cluster]" in text:
         text = _REPEATED.sub("", text)
-    return Text(text.rstrip(), process, pid, record)
+    return Text(text.rstrip(), process, pid, bool(header), header)
 
 
 def _from_json(text: str) -> tuple[str, str | None, int | None] | None:

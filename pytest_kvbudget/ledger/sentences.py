@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from pytest_kvbudget.ledger.boot import BootState, Seen
+from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.facts import binding
 from pytest_kvbudget.ledger.model import Value
 from pytest_kvbudget.ledger.notation import Reading
+from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.units import GIB, format_gib, format_size
 
 LONGEST_QUOTE: Final = 200
@@ -210,7 +211,8 @@ def limits_of(failure_class: str, figures: Figures) -> dict[tuple[str, str], str
         window = figures.count("estimated_max_model_len") or figures.count("kv_tokens")
         need = figures.size("kv_needed_bytes")
         limits["max_model_len", "lower"] = f"to at most {window}" if window else ""
-        limits["kv_cache_memory_bytes", "raise"] = f"to at least {need}" if need else ""
+        more = "more than" if need == figures.size("available_kv_bytes") else "at least"
+        limits["kv_cache_memory_bytes", "raise"] = f"to {more} {need}" if need else ""
     elif failure_class == "startup_free_below_request" and free and total:
         limits["gpu_memory_utilization", "lower"] = f"to at most {most_utilization(free, total):g}"
     elif failure_class == "max_num_seqs_exceeds_state" and figures.count("state_blocks"):

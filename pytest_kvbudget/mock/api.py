@@ -263,6 +263,10 @@ class Api:
         for name, kind, value in samples:
             lines += [f"# HELP vllm:{name} {name}", f"# TYPE vllm:{name} {kind}",
                       f"vllm:{name}{{{labels}}} {float(value)}"]  # fmt: skip
+        if self._spec.dialect == "neuron":
+            name = "vllm_neuron:model_load_size_bytes"
+            lines += [f"# HELP {name} Bytes of weights on all ranks", f"# TYPE {name} gauge",
+                      f"{name}{{{labels}}} {float(self._spec.weights * self._spec.ranks)}"]  # fmt: skip
         name = "vllm:cache_config_info"
         lines += [f"# HELP {name} Information of the LLMEngine CacheConfig", f"# TYPE {name} gauge",
                   f"{name}{{{shown}}} 1.0"]  # fmt: skip

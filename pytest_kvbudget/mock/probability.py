@@ -14,11 +14,12 @@ from typing import Final
 
 from pytest_kvbudget.config import built_in, find, load
 from pytest_kvbudget.engine.backends.common import vllm_flags
+from pytest_kvbudget.engine.backends.neuron import shape_variables
 from pytest_kvbudget.mock.conditions import Conditions
 from pytest_kvbudget.mock.rehearsal import rehearse
 from pytest_kvbudget.mock.spec import MockDevice
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.units import GIB, parse_size
+from pytest_kvbudget.units import parse_size
 
 _FAR: Final = 9
 """Sigmas beyond which nothing is drawn that would matter."""
@@ -26,13 +27,9 @@ _FAR: Final = 9
 
 def command_of(shape: Shape, environ: Mapping[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment by which a shape is asked of the simulated engine, Neuron's variables included."""
-    variables = dict(environ or {})
-    if shape.reserved_headroom is not None:
-        # a division by a power of two is exact, and repr keeps every digit
-        variables["VLLM_NEURON_RESERVED_HEADROOM_GIB"] = repr(shape.reserved_headroom / GIB)
-    if shape.lnc is not None:
-        variables["NEURON_LOGICAL_NC_CONFIG"] = str(shape.lnc)
-    return ["serve", shape.model or "simulated", *vllm_flags(shape)], {**variables, **shape.env}
+    # as the backend renders it, to the letter: noise is drawn for a shape as it was asked for
+    variables = {**(environ or {}), **shape_variables(shape), **shape.env}
+    return ["serve", shape.model or "simulated", *vllm_flags(shape)], variables
 
 
 def pass_probability(

@@ -35,25 +35,30 @@ MARKERS: Final = {
     "engine lives through mixed traffic, and its device memory does not grow",
     "kv_shape": "kv_shape(**fields): what this test asks of its engine; sizes as text ('76 MiB') or bytes",
 }
-_KEYWORDS: Final = frozenset(
-    (
-        *("axis", "start", "floor", "quantum", "strategy", "pool", "windows", "confirm", "first", "min_tokens"),
-        *("prompt_tokens", "max_tokens", "min_free", "hold", "prefill", "concurrency"),
-    )
-)
-_BOOTING: Final = ("ladder", "boot_gate", "knife_edge", "kv_soak")
+_OURS: Final = frozenset(("boot_gate", "knife_edge", "kv_soak", "kv_shape"))
+"""Marks that are ours whatever they look like: no public suite uses these names."""
+BOOTING: Final = ("ladder", "boot_gate", "knife_edge", "kv_soak")
+"""Marks that boot an engine, whatever fixtures their test asks for."""
 _session: Final = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare options; only what may last beyond one run has an ini key."""
-    group = parser.getgroup("kvbudget", "measured KV and HBM budgets")
+    group = parser.getgroup(
+        "kvbudget",
+        "measured KV and HBM budgets. A boot has deadlines of its own (limits in the configuration): pytest-timeout's "
+        "--timeout is for test bodies",
+    )
     add = group.addoption
     add("--kvbudget-target", metavar="NAME", help="target of the configuration to boot on")
     add("--kvbudget-archive", metavar="DIR", help="folder for records and logs (default: kvbudget-archive)")
     add("--kvbudget-config", metavar="FILE", help="kvbudget.toml or pyproject.toml (default: nearest to the tests)")
     add("--kvbudget-strategy", metavar="NAME", help="how ladders choose rungs: predict (default), bisect, step")
-    add("--kvbudget-rung", metavar="VALUE", help="boot only this rung of each ladder; proves nothing about others")
+    add(
+        "--kvbudget-rung",
+        metavar="VALUE",
+        help="boot only this rung of each ladder (tokens, or a size on an axis of bytes); proves nothing about other rungs",
+    )
     add("--kvbudget-leave-serving", action="store_true", help="leave the ladder's winner serving when pytest ends")
     add("--kvbudget-require-hardware", action="store_true", help="refuse to run on a simulated target")
     add("--kvbudget-dry-run", action="store_true", help="print commands, environment and first rungs; start nothing")
@@ -109,11 +114,19 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 
 def _is_ours(item: pytest.Function) -> bool:
-    """Marks of the same name are other people's unless the test uses a fixture or a keyword of ours."""
-    return SESSION_FIXTURE in item.fixturenames or any(
-        mark.name in MARKERS and (mark.name in {"kv_shape", "kv_soak"} or not _KEYWORDS.isdisjoint(mark.kwargs))
-        for mark in item.iter_markers()
-    )
+    """Whether a marked test is about an engine of ours: it gets what it asks for, or is told what is wrong with it.
+
+    Only ``ladder`` is a name that other suites use, bare: it is ours on a test with a fixture of ours, and where its
+    arguments are ours or look as if they were meant to be.
+    """
+    if SESSION_FIXTURE in item.fixturenames or any(mark.name in _OURS for mark in item.iter_markers()):
+        return True
+    ladders = [mark for mark in item.iter_markers("ladder") if mark.args or mark.kwargs]
+    if not ladders:
+        return False
+    from pytest_kvbudget.plugin.lookalike import meant_for_us  # noqa: PLC0415 - rare
+
+    return any(map(meant_for_us, ladders))
 
 
 def _accept(marked: list[pytest.Function], report: pytest.CollectReport) -> None:
@@ -127,7 +140,7 @@ def _accept(marked: list[pytest.Function], report: pytest.CollectReport) -> None
         report.result = []
         return
     for item in marked:
-        if BOOT_FIXTURE not in item.fixturenames and any(item.get_closest_marker(name) for name in _BOOTING):
+        if BOOT_FIXTURE not in item.fixturenames and any(item.get_closest_marker(name) for name in BOOTING):
             item.fixturenames.append(BOOT_FIXTURE)
 
 

@@ -14,6 +14,7 @@ from pytest_kvbudget.climb import LadderSpec, SpecError, check_spec
 from pytest_kvbudget.config import ConfigError, decode
 from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import DEFAULT_HOLD, SurvivalSpec
+from pytest_kvbudget.plugin import BOOTING, MARKERS, SESSION_FIXTURE
 from pytest_kvbudget.shape import Shape, SizeBytes
 
 
@@ -84,12 +85,44 @@ def problems(items: Iterable[pytest.Function]) -> list[str]:
                 f"{name}: is a method of unittest.TestCase, which gets no fixtures; write a function or a plain class"
             ] = None
             continue
-        for check in (ladder_of, boot_gate_of, knife_edge_of, soak_of, shape_changes):
+        for check in (_only_once, ladder_of, boot_gate_of, knife_edge_of, soak_of, shape_changes, _boots_something):
             try:
                 check(item)
             except MarkerError as error:
                 lines[f"{name}: {error}"] = None
     return list(lines)
+
+
+def _only_once(item: pytest.Item) -> None:
+    """Of two marks of a name at one place one would be silently ignored; the closer of two places wins.
+
+    Raises:
+        MarkerError: naming the mark.
+    """
+    for node in item.listchain():
+        names = [mark.name for mark in node.own_markers]
+        for name in BOOTING:
+            if names.count(name) > 1:
+                raise MarkerError(f"{names.count(name)} marks @pytest.mark.{name}; one test has one, write a test each")
+
+
+def _boots_something(item: pytest.Item) -> None:
+    """A shape on a test that boots nothing would be a promise that nobody keeps.
+
+    A shape of the whole module or class may meet tests that need none.
+
+    Raises:
+        MarkerError: the test has a shape of its own and neither a mark nor a fixture of ours that boots.
+    """
+    if (
+        any(mark.name == "kv_shape" for mark in item.own_markers)
+        and SESSION_FIXTURE not in getattr(item, "fixturenames", ())
+        and not any(item.get_closest_marker(name) for name in BOOTING)
+    ):
+        raise MarkerError(
+            "@pytest.mark.kv_shape: nothing of this test boots an engine; add @pytest.mark.boot_gate or ask for a "
+            "fixture such as kv_engine"
+        )
 
 
 def ladder_of(item: pytest.Item) -> LadderSpec | None:
@@ -195,5 +228,6 @@ def decode_shape(fields: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
 def _keywords(mark: pytest.Mark) -> Mapping[str, Any]:
     if mark.args:
-        raise MarkerError(f"@pytest.mark.{mark.name}: takes keyword arguments only, got {mark.args[0]!r}")
+        accepted = MARKERS[mark.name].partition(":")[0]
+        raise MarkerError(f"@pytest.mark.{mark.name}: takes keyword arguments only, got {mark.args[0]!r}: {accepted}")
     return mark.kwargs

@@ -7,7 +7,7 @@ from typing import Final
 
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord
-from pytest_kvbudget.redact import shape_without_secrets
+from pytest_kvbudget.redact import text_without_secrets
 from pytest_kvbudget.report.text import attempt_lines
 from pytest_kvbudget.shape import Shape
 
@@ -37,7 +37,7 @@ def log_tail(path: Path) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return [line.rstrip("\r")[:400] for line in text.splitlines()[-TAIL_LINES:]]
+    return [text_without_secrets(line.rstrip("\r")[:400]) for line in text.splitlines()[-TAIL_LINES:]]
 
 
 def verdict_detail(record: AttemptRecord) -> str:
@@ -50,4 +50,4 @@ def verdict_detail(record: AttemptRecord) -> str:
 
 def described(shape: Shape) -> str:
     """A shape in one line, secrets of its environment removed."""
-    return shape_without_secrets(shape).describe() or "the engine's defaults"
+    return shape.describe() or "the engine's defaults"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_kvbudget.search.model import Axis, Limit, Prior, Trial
 
 # Weights of the parts of the mixture and what a prediction may be off. Only the number of boots depends on them, never
-# an answer; they were chosen on the devices of tests/benchmarks/search_boots.py.
+# an answer; they were chosen on the devices of tests/benchmarks/search_table.py.
 NO_HINT_WEIGHT: Final = 0.08
 """Of the belief that the hints are worth nothing and every rung is as likely."""
 NARROW_SHARE: Final = 0.8

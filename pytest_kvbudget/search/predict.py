@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # What a rung's other merits are worth beside an even split. They move the number of boots, never an answer, and were
-# chosen on the devices of tests/benchmarks/search_boots.py.
+# chosen on the devices of tests/benchmarks/search_table.py.
 END_WORTH: Final = 0.95
 """Of a chance to end the search with this boot."""
 PAIR_WORTH: Final = 0.4
@@ -55,8 +55,10 @@ class Predict:
         boots_left = boot_bound(axis) - len(history)
         wanted = self._told(axis, history, bracket)
         if wanted is None:
-            wanted = _best(Chances.of(axis, history, bracket, self.prior), boots_left, self.minutes)
-        return _kept(self._in_sight(axis, wanted, bracket), bracket, boots_left)
+            in_sight = self._in_sight(axis, bracket)
+            chances = Chances.of(axis, history, in_sight, self.prior)
+            wanted = bracket.high - 1 if in_sight.closed else _best(chances, boots_left, self.minutes)
+        return _kept(wanted, bracket, boots_left)
 
     def next_indices(
         self, axis: Axis, history: tuple[Trial, ...], pending: tuple[int, ...], count: int, rounds: int
@@ -65,20 +67,19 @@ class Predict:
         bracket = bracket_of(axis, history)
         if bracket.closed:
             return ()
-        chances = Chances.of(axis, history, bracket, self.prior)
+        in_sight = self._in_sight(axis, bracket)
+        chances = Chances.of(axis, history, bracket if in_sight.closed else in_sight, self.prior)
         chosen = [index for index in pending if bracket.low < index < bracket.high]
-        told = [] if chosen else [self._told(axis, history, bracket)]
-        rounds_left = boot_bound(axis) - rounds
+        wanted = None if chosen else self._told(axis, history, bracket)
         added: list[int] = []
         for _ in range(min(count, bracket.candidates - 1 - len(chosen))):
-            wanted = next((index for index in told if index is not None), None)
-            told = []
             if wanted is None:
                 wanted = next_of_batch(chances, chosen, count + len(pending))
             if not chosen:
-                wanted = _kept(self._in_sight(axis, wanted, bracket), bracket, rounds_left)
+                wanted = _kept(wanted, bracket, boot_bound(axis) - rounds)
             chosen.append(wanted)
             added.append(wanted)
+            wanted = None
         return tuple(added)
 
     def _told(self, axis: Axis, history: tuple[Trial, ...], bracket: Bracket) -> int | None:
@@ -89,12 +90,12 @@ class Predict:
             return 0
         return None
 
-    def _in_sight(self, axis: Axis, index: int, bracket: Bracket) -> int:
-        """The rung, or the lowest one in sight, or the one beside the failure where the bracket is out of sight."""
+    def _in_sight(self, axis: Axis, bracket: Bracket) -> Bracket:
+        """What of the bracket is in sight; closed where that is no rung but the one beside the failure."""
         if self.sight is None or not math.isfinite(self.sight):
-            return index
+            return bracket
         lowest = axis.index_at_or_below(self.sight - 1) + 1
-        return max(index, min(lowest, bracket.high - 1))
+        return Bracket(min(max(bracket.low, lowest - 1), bracket.high - 1), bracket.high)
 
 
 def _kept(index: int, bracket: Bracket, boots_left: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import requests
 from msgspec.structs import replace
 
 from pytest_kvbudget.device.neuron_sysfs import NeuronSysfsProbe
@@ -41,6 +42,8 @@ def test_probe_of_a_real_device_reads_the_tree(host: Host) -> None:
     for rank in (0, 1):
         worker = engine.wait_titled(f"VLLM::Worker_TP{rank}")
         assert f"(Worker_TP{rank} pid={worker.pid}) 20" in engine.log()
+    metrics = requests.get(engine.url("/metrics"), timeout=5).text
+    assert f'vllm_neuron:model_load_size_bytes{{engine="0",model_name="sim"}} {10.0 * GIB}' in metrics
     engine.process.terminate()
     engine.wait_exit()
     until("the memory back", lambda: used(host, 0, 1) == [0, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_kvbudget.verdict import Verdict
 from tests.conftest import Project
 
 DISTRIBUTIONS = pytest.mark.parametrize("how", [(), ("-n2",)], ids=["here", "n2"])
@@ -99,7 +100,6 @@ def kv_engine():
     return "theirs"
 
 @pytest.mark.ladder(7, rungs=3)
-@pytest.mark.boot_gate
 def test_theirs(kv_engine):
     assert kv_engine == "theirs"
 """)
@@ -111,8 +111,85 @@ def test_theirs(kv_engine):
     assert not (project.path / "kvbudget-archive").exists()
 
 
+def test_a_bare_boot_gate_boots_whatever_the_test_asks_for(project: Project) -> None:
+    project.configure(shape="max_model_len = 4096")
+    project.tests("import pytest\n@pytest.mark.boot_gate\ndef test_boots(): pass\n")
+
+    project.run().assert_outcomes(passed=1)
+
+    assert [record.verdict for record in project.attempts()] == [Verdict.PASS]
+
+
+UNHEARD = {
+    "boot_gate(window=2)": "*boot_gate: unknown argument 'window'; accepted are windows, min_tokens*",
+    "boot_gate(2)": "*boot_gate: takes keyword arguments only, got 2*windows=1, min_tokens=None*",
+    "ladder('max_model_len', 262144, 131072)": "*ladder: takes keyword arguments only, got 'max_model_len'*start, floor*",
+    "ladder(262144)": "*ladder: takes keyword arguments only, got 262144*",
+    "ladder(strat=7, flor=3)": "*ladder: unknown argument 'strat'; accepted are axis, start, floor*",
+    "ladder(high=262144, low=131072)": "*ladder: unknown argument 'high'; accepted are axis, start, floor*",
+    "ladder(window=2)": "*ladder: unknown argument 'window'; accepted are axis*",
+    "knife_edge(tokens=3)": "*knife_edge: tokens: unknown key*",
+    "knife_edge(4096)": "*knife_edge: takes keyword arguments only*",
+    "kv_soak": "*kv_soak: neither requests nor minutes*",
+    "kv_shape(max_model_len=4096)": "*kv_shape: nothing of this test boots an engine; add @pytest.mark.boot_gate*",
+}
+
+
+@pytest.mark.parametrize(("mark", "message"), UNHEARD.items(), ids=UNHEARD.keys())
+def test_a_mark_that_would_boot_nothing_is_a_collection_error_and_no_pass(
+    project: Project, mark: str, message: str
+) -> None:
+    project.tests(f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass\n")
+
+    result = project.run()
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"test_it.py::test_it: {message}"])
+    assert project.attempts() == []
+
+
+def test_a_shape_of_the_whole_module_meets_tests_that_need_none(project: Project) -> None:
+    project.tests("""
+import pytest
+pytestmark = pytest.mark.kv_shape(max_model_len=4096)
+def test_plain(): pass
+def test_boots(kv_engine): pass
+""")
+
+    project.run().assert_outcomes(passed=2)
+
+
+@DISTRIBUTIONS
+def test_two_marks_of_a_name_on_one_test_are_refused(project: Project, how: tuple[str, ...]) -> None:
+    project.tests("""
+import pytest
+@pytest.mark.ladder(start=4096, floor=1024)
+@pytest.mark.ladder(axis="max_num_seqs", start=4, floor=1)
+def test_window(kv_engine): pass
+""")
+
+    result = project.run(*how)
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*test_it.py::test_window: 2 marks @pytest.mark.ladder; one test has one*"])
+    assert project.attempts() == []
+
+
+def test_a_mark_of_the_test_replaces_that_of_its_class(project: Project) -> None:
+    project.configure(shape="max_model_len = 4096")
+    project.tests("""
+import pytest
+@pytest.mark.boot_gate(min_tokens=100_000)
+class TestIt:
+    @pytest.mark.boot_gate(min_tokens=1)
+    def test_it(self): pass
+""")
+
+    project.run().assert_outcomes(passed=1)
+
+
 def test_markers_are_registered(project: Project) -> None:
     result = project.run("--markers")
 
-    for name in ("ladder", "boot_gate", "kv_shape"):
+    for name in ("ladder", "boot_gate", "knife_edge", "kv_soak", "kv_shape"):
         result.stdout.fnmatch_lines([f"@pytest.mark.{name}(*"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Value
-from pytest_kvbudget.search.hints import hint_from
+from pytest_kvbudget.search.hints import hint_from, sweep_hint_from
+from pytest_kvbudget.search.knobs import KNOBS
 from pytest_kvbudget.search.model import Hint
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, MIB
@@ -133,3 +134,107 @@ def test_silence_is_no_hint() -> None:
     assert hint_from(ledger(), axis="max_model_len", shape=Shape(max_model_len=4096)) == Hint()
     failed = ledger("graph_capture_oom", Phase.GRAPH_CAPTURE)
     assert hint_from(failed, axis="max_model_len", shape=Shape(max_model_len=4096), free_bytes=GIB) == Hint()
+
+
+# -- sweeps
+
+
+def sweep_points(hint: Hint, value: int, name: str, *, goal: str = "least") -> list[float]:
+    """Where each limit of a name would be hit, on the knob's own scale; ``kv_check`` on the other side."""
+    found = [limit for limit in hint.limits if limit.name == name and limit.bytes_per_unit]
+    sign = (1 if name == "kv_check" else -1) * (1 if goal == "least" else -1)
+    return [value + sign * limit.margin_bytes / (limit.bytes_per_unit or 1) for limit in found]
+
+
+def test_the_maximum_headroom_of_the_neuron_document() -> None:
+    """Trn3 at LNC 2: 36 GiB of core, 8 of weights, 1 of minimum leave 27 GiB; a boot at 4 GiB tells."""
+    boot = ledger(total_bytes=36.0 * GIB, weights_bytes=8.0 * GIB)
+    hint = sweep_hint_from(boot, knob=KNOBS["reserved_headroom"], shape=Shape(reserved_headroom=4 * GIB))
+    assert sweep_points(hint, 4 * GIB, "kv_check") == [27 * GIB]
+
+
+def test_ncc_peak_over_its_limit_is_the_raise() -> None:
+    """NCC_EOOM002 with 28.50 GB against the 24.00 GB of a trn2 stack: 4.5 GiB of headroom more."""
+    boot = ledger(
+        "compile_hbm_exceeded",
+        Phase.COMPILE,
+        peak_hbm_bytes=(28.5 * GIB, HALF_CENT),
+        hbm_limit_bytes=(24.0 * GIB, HALF_CENT),
+    )
+    hint = sweep_hint_from(boot, knob=KNOBS["reserved_headroom"], shape=Shape(reserved_headroom=2 * GIB))
+    assert sweep_points(hint, 2 * GIB, "compile") == [6.5 * GIB]
+    by_cap = sweep_hint_from(boot, knob=KNOBS["kv_cap_fraction"], shape=Shape())
+    assert [limit.bytes_per_unit for limit in by_cap.limits] == [None]  # the budget was not printed
+
+
+def test_measured_room_is_the_cut() -> None:
+    hint = sweep_hint_from(
+        ledger(), knob=KNOBS["reserved_headroom"], shape=Shape(reserved_headroom=12 * GIB), free_bytes=int(6.5 * GIB)
+    )
+    assert sweep_points(hint, 12 * GIB, "device_memory") == [5.5 * GIB]
+
+
+def test_a_share_is_worth_its_part_of_the_device() -> None:
+    """RDNA4 document, section 1: 0.01 of a 31.86 GiB card is 0.32 GiB."""
+    boot = ledger(total_bytes=31.86 * GIB)
+    knob = KNOBS["gpu_memory_utilization"]
+    hint = sweep_hint_from(boot, knob=knob, shape=Shape(gpu_memory_utilization=0.97), free_bytes=int(0.32 * GIB))
+    (limit,) = hint.limits
+    assert limit.bytes_per_unit is not None
+    assert limit.bytes_per_unit * 100 == pytest.approx(0.3186 * GIB)
+    assert sweep_points(hint, 9700, "device_memory", goal="most") == [pytest.approx(9800, abs=1)]
+
+
+def test_a_pools_own_edge_is_what_its_window_needs() -> None:
+    """The real CPU engine: 51,200 tokens in a pool that serves 51,072; 128 tokens at 1,024 B to spare."""
+    boot = ledger(kv_tokens=51_200, max_concurrency=(1.0, 0.005))
+    shape = Shape(max_model_len=51_072, kv_cache_memory_bytes=52_428_800)
+    hint = sweep_hint_from(boot, knob=KNOBS["kv_cache_memory_bytes"], shape=shape)
+    (limit,) = hint.limits
+    assert (limit.name, limit.bytes_per_unit, limit.exact) == ("kv_check", 1.0, True)
+    assert limit.margin_bytes == 128 * 1024
+
+
+# -- what a ladder reads of compiled programs and arenas
+
+
+def test_a_programs_scratchpad_over_its_limit() -> None:
+    """Rates are of this window: 3.875 GiB of scratchpad is one figure of a public prefill graph of 4.57 GiB."""
+    boot = ledger(
+        "compile_hbm_exceeded",
+        Phase.COMPILE,
+        peak_hbm_bytes=24.5 * GIB,
+        hbm_limit_bytes=24.0 * GIB,
+        scratchpad_bytes=3.875 * GIB,
+    )
+    hint = hint_from(boot, axis="max_model_len", shape=Shape(max_model_len=131_072))
+    assert points(hint, 131_072) == [pytest.approx(131_072 * (1 - 0.5 / 3.875))]
+
+
+def test_an_arena_gives_back_what_the_plan_reserved() -> None:
+    """Three windows of fp8 take 3 x 7,701 B more per token; 1.08 x 9,190 B of it come from the arena."""
+    boot = ledger(plan_registry_b_per_token=9190)
+    shape = Shape(max_model_len=200_704, max_num_seqs=3, kv_cache_memory_bytes=200_704 * 3 * 7701)
+    hint = hint_from(boot, axis="max_model_len", shape=shape, windows=3, scaled=True, free_bytes=int(0.89 * GIB))
+    (limit,) = hint.limits
+    assert limit.bytes_per_unit == pytest.approx(3 * 7701 - 1.08 * 9190)
+
+
+def test_an_arena_shrinks_to_its_resident_layers() -> None:
+    """The table of facts, section 3: 14.68 GiB of expert cache, 1.87 of it resident, at 65,536 tokens."""
+    boot = ledger(
+        plan_registry_b_per_token=9190,
+        plan_expert_cache_bytes=(14.68 * GIB, HALF_CENT),
+        plan_resident_layers_bytes=(1.87 * GIB, HALF_CENT),
+    )
+    hint = hint_from(boot, axis="max_model_len", shape=Shape(max_model_len=65_536))
+    assert points(hint, 65_536) == [pytest.approx(65_536 + 12.81 * GIB / (1.08 * 9190))]
+
+
+def test_only_an_engine_that_compiles_has_limits_it_does_not_state() -> None:
+    facts: dict[str, float] = {"kv_tokens": 51_200, "available_kv_bytes": GIB}
+    for family, loose in (("vllm", False), ("neuron", True)):
+        boot = ledger(**facts)
+        boot.family = family
+        (limit,) = hint_from(boot, axis="max_model_len", shape=Shape(max_model_len=4096)).limits
+        assert limit.loose is loose

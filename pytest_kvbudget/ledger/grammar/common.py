@@ -16,7 +16,7 @@ TORCH: Final = (
         scope="rank",
         failure=_OOM,
         wraps=True,
-        needle="out of memory. Tried to allocate",
+        needle=" out of memory. ",
         known=True,
         parts=(
             r"(?:GPU|NPU|XPU|MUSA) {device:count} has a total capacity of {total_bytes:size}",
@@ -100,11 +100,15 @@ HOST: Final = (
         failure=Failure(failure_class="host_oom_killed"),
     ),
     Row(pattern=r"Killed process \d+", known=False, failure=Failure(failure_class="host_oom_killed")),
-    Row(
-        pattern=r"^\s*Segmentation fault|core dumped",
-        needle="core dumped",
-        known=False,
-        failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
+    *(
+        Row(
+            pattern=pattern, needle=needle, known=False, failure=Failure(failure_class="engine_killed", tier=Tier.DEATH)
+        )
+        for pattern, needle in (
+            (r"^\s*Segmentation fault|core dumped", "core dumped"),
+            (r"^Fatal Python error: (?:Segmentation fault|Aborted|Bus error)", "Fatal Python error: "),
+            (r"!+ Segfault encountered !+", "Segfault encountered"),
+        )
     ),
 )
 

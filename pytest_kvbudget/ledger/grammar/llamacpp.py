@@ -34,6 +34,14 @@ BOOT: Final = (
         provenance=_D,
     ),
     Row(
+        pattern=r"params_fit_impl: cannot meet free memory target of {margin_required_bytes:mib}",
+        needle="cannot meet free memory target of",
+        phase=Phase.ARGUMENT,
+        then=Phase.WEIGHTS_LOAD,
+        provenance=_D,
+        parts=(r"need to reduce device memory by {margin_short_bytes:mib}",),
+    ),
+    Row(
         pattern=r"fit(?:_params)?: successfully fit params",
         needle="successfully fit params",
         phase=Phase.ARGUMENT,
@@ -42,15 +50,19 @@ BOOT: Final = (
     ),
     Row(pattern=r"load_tensors: loading model tensors", phase=Phase.WEIGHTS_LOAD),
     Row(
-        pattern=r"load_tensors:\s+\S+ model buffer size =\s+{weights_bytes:size}",
-        needle=" model buffer size =",
+        pattern=r"load_tensors:\s+{place:word}(?: model)? buffer size =\s+{weights_bytes:size}",
+        needle=" buffer size =",
         phase=Phase.WEIGHTS_LOAD,
         then=Phase.KV_ALLOC,
     ),
     Row(pattern=r"llama_context: n_ctx\s+= {n_ctx:count}", needle="llama_context: n_ctx", phase=Phase.KV_ALLOC),
-    Row(pattern=r"\S+ KV buffer size =\s+{kv_in_use_bytes:size}", needle=" KV buffer size =", phase=Phase.KV_ALLOC),
     Row(
-        pattern=r"compute buffer size =\s+{peak_activation_bytes:size}",
+        pattern=r"\s{place:word} KV buffer size =\s+{kv_in_use_bytes:size}",
+        needle=" KV buffer size =",
+        phase=Phase.KV_ALLOC,
+    ),
+    Row(
+        pattern=r"\s{place:word} compute buffer size =\s+{peak_activation_bytes:size}",
         needle=" compute buffer size =",
         phase=Phase.PROFILE,
         then=Phase.WARMUP,

@@ -113,10 +113,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 class CompiledRow:
     """A row ready to be matched."""
 
-    __slots__ = ("family", "main", "parts", "row")
+    __slots__ = ("family", "main", "needle", "parts", "row")
 
     def __init__(self, row: Row, family: str | None) -> None:
         self.row = row
         self.family = family
+        self.needle = row.literal_needle()
         self.main = Pattern(row.pattern, literal=row.literal)
         self.parts = tuple(Pattern(part) for part in row.parts)

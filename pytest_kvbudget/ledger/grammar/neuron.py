@@ -109,16 +109,17 @@ BOOT: Final = (
         ),
     ),
     Row(
-        pattern=r"(?i)\bheadroom\b\W*(?:is|of|=|:)?\W*{reserved_headroom_bytes:gib}",
+        pattern=r"(?i)headroom(?:[_ ](?:gib|reserve))?\W*(?:is|of|=|:)?\W*{reserved_headroom_bytes:gib}",
         needle="headroom",
         phase=Phase.KV_CHECK,
         scope="rank",
         releases="2.33, wording unknown",
         parts=(
-            r"(?i)\b(?:logical[- ]core )?HBM(?: per logical core| share| total)?\W*(?:is|of|=|:)?\W*{total_bytes:gib}",
-            r"(?i)\b(?:model )?weights?\W*(?:is|of|=|:)?\W*{weights_bytes:gib}",
-            r"(?i)\b(?:KV(?: cache)? budget|available KV(?: cache)?(?: "
-            r"memory)?)\W*(?:is|of|=|:)?\W*{available_kv_bytes:gib}",
+            r"(?i)(?:logical[-_ ]core[-_ ]?(?:HBM|memory|share)|HBM(?:[-_ ](?:per[-_ ](?:logical[-_ ])?core|share|total))?)"
+            r"\W*(?:is|of|=|:)?\W*{total_bytes:gib}",
+            r"(?i)weights?(?:[_ ]bytes)?\W*(?:is|of|=|:)?\W*{weights_bytes:gib}",
+            r"(?i)(?:KV(?:[_ ]cache)?[_ ](?:budget|memory|available)|available[_ ]KV(?:[_ ]cache)?(?:[_ ]memory)?)"
+            r"(?:[_ ]bytes)?\W*(?:is|of|=|:)?\W*{available_kv_bytes:gib}",
         ),
     ),
     Row(
@@ -336,8 +337,10 @@ RUNTIME: Final = (
         failure=_fails("profiler_reserve", Phase.MODEL_LOAD),
     ),
     Row(pattern=r"\bND \d+:NC \d+, current utilization:", needle="current utilization:", scope="rank", event="table"),
-    Row(pattern=r"^\s*\|.*\bModel\s*\|", needle="Model ", scope="rank", event="head", known=False),
-    Row(pattern=r"^\s*\|.*\bTOTAL\s*\|", needle="TOTAL ", scope="rank", event="head", known=False),
+    *(
+        Row(pattern=rf"^\s*\|\D*\b{word}\b\D*$", needle=f"{word} ", scope="rank", event="head", known=False)
+        for word in ("Model", "TOTAL")
+    ),
     Row(pattern=r"^\s*ND \d+ Overall\s*\|", needle=" Overall", scope="rank", event="cells"),
     Row(pattern=r"^\s*ND \d+ HBM \d+\s*\|", needle=" HBM ", scope="rank", event="cells"),
     Row(

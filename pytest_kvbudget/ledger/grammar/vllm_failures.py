@@ -14,6 +14,8 @@ def _fails(failure_class: str, phase: Phase | None = None, tier: Tier = Tier.ROO
     return Failure(failure_class=failure_class, phase=phase, tier=tier, soft=soft)
 
 
+_SAYS = r"should be [^\[]*\[type=\w+, input_value="
+
 ARGUMENT: Final = (
     Row(
         pattern=r"(?:vllm|api_server\.py|python\S*|serve): error: ",
@@ -41,6 +43,12 @@ ARGUMENT: Final = (
     Row(
         pattern=r"validation errors? for \S+(?:Config|Args|EngineArgs)\b",
         needle="validation error",
+        wraps=True,
+        parts=(
+            rf"\bgpu_memory_utilization\s+Input {_SAYS}{{gpu_memory_utilization:fraction}}(?=, input_type)",
+            rf"\bmax_num_seqs\s+Input {_SAYS}{{max_num_seqs:count}}(?=, input_type)",
+            rf"\bmax_model_len\s+Input {_SAYS}{{max_model_len:count}}(?=, input_type)",
+        ),
         scope="api",
         failure=_fails("argument_rejected", Phase.ARGUMENT, Tier.DEATH),
         known=False,
@@ -291,6 +299,14 @@ KV: Final = (
         flags=("auto_fit",),
         wraps=True,
         parts=(r"available (?:KV cache )?memory \({available_kv_bytes:gib}\)", r"\({available_kv_bytes:gib} available"),
+    ),
+    Row(
+        pattern=r"[Ee]rror:? '?max_num_seqs \({max_num_seqs:count}\) exceeds available Mamba cache blocks "
+        r"\({state_blocks:count}\)",
+        needle="max_num_seqs (",
+        failure=_fails("max_num_seqs_exceeds_state", Phase.KV_CHECK),
+        releases="0.20+",
+        wraps=True,
     ),
     Row(
         pattern=r"max_num_seqs \({max_num_seqs:count}\) exceeds available Mamba cache blocks \({state_blocks:count}\)",

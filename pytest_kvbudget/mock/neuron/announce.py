@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from pytest_kvbudget.mock.arguments import Arguments
 from pytest_kvbudget.mock.failures import Failure
@@ -32,8 +33,6 @@ def check(arguments: Arguments, environ: Mapping[str, str]) -> None:
             raise Failure("ValueError", text, frames)
         raise Failure("NotImplementedError", "the simulated device has no CPU inference", frames)
     try:
-        config: Any = json.loads(arguments.additional_config)
-    except ValueError as error:
-        raise Failure("ValueError", f"--additional-config: {error}", frames) from None
-    if not isinstance(config, dict):
-        raise Failure("ValueError", "--additional-config: expected a JSON object", frames)
+        msgspec.json.decode(arguments.additional_config, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise Failure("ValueError", f"--additional-config: {error}; expected a JSON object", frames) from None

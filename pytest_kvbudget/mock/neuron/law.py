@@ -6,10 +6,9 @@ are those of the nearest public code (facts, sections 2 and 3).
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -97,7 +96,7 @@ def cores_per_stack(physics: Physics) -> int:
 
 def buckets_of(physics: Physics) -> Buckets:
     """Buckets of ``--additional-config``, by default one of each kind."""
-    config = json.loads(physics.arguments.additional_config).get("neuron_config", {})
+    config = msgspec.json.decode(physics.arguments.additional_config, type=dict[str, Any]).get("neuron_config", {})
     return Buckets(
         tuple(config.get("num_batched_tokens_buckets", (physics.arguments.max_num_batched_tokens,))),
         tuple(config.get("num_seqs_buckets", (physics.arguments.max_num_seqs,))),

@@ -196,11 +196,9 @@ def headroom(dice: random.Random) -> Device:
     """A core of 36 GiB whose smallest headroom that passes lies anywhere from 0 to 30 GiB."""
     core, minimum = 36.0 * GIB, 1.0 * GIB
     kind, wanted = dice.random(), dice.uniform(0.1, SWEEP_GIB) * GIB
-    beyond = dice.uniform(1, 12) * GIB
-    if kind > 1 - NOTHING:
-        beyond = -dice.uniform(0.1, 2) * GIB
-    # the largest headroom that leaves the minimum beside the weights
-    weights = min(max(core - minimum - wanted - beyond, 0.5 * GIB), 33 * GIB)
+    # any weights that leave the minimum beside that headroom, or leave a little less than it
+    most = core - minimum - wanted
+    weights = most + dice.uniform(0.1, 2) * GIB if kind > 1 - NOTHING else dice.uniform(0.5 * GIB, most)
     kv = core - weights - wanted
     extra, by_load = dice.uniform(0.3, 1.5) * GIB, wanted > 3 * GIB and dice.random() < 0.5
     # at the headroom that just passes, programs take exactly what it reserves

@@ -1,0 +1,79 @@
+"""Sentences that terminals and log shippers break over several lines."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from pytest_kvbudget.ledger.facts import Process
+from pytest_kvbudget.ledger.grammar.model import CompiledRow
+from pytest_kvbudget.ledger.model import Evidence
+from pytest_kvbudget.ledger.notation import Pattern, Reading
+from pytest_kvbudget.ledger.seen import Seen
+
+WRAPPED_LINES: Final = 6
+"""Lines that one wrapped sentence may run over."""
+
+_NUMBER_GOES_ON = re.compile(
+    r"(?:[0-9]\.?|-)\n[0-9]|[0-9]\n[.,][0-9]|(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})*,\n[0-9]{3}(?![0-9.])"
+)
+_REST_OF_NUMBER = re.compile(r"[0-9,]{0,9}(?:\.[0-9]{1,4})?(?:[\s;)x%]|[.,](?:\s|$)|$)")
+
+
+class Wrapped(msgspec.Struct, kw_only=True):
+    """A sentence whose end has not come."""
+
+    row: CompiledRow
+    evidence: Evidence
+    process: Process
+    header: str
+    spaced: str
+    """The lines so far, joined where words end."""
+    tight: str
+    """The lines so far, joined as they are: a terminal breaks in the middle of a word."""
+    seen: Seen | None = None
+    """The failure that the sentence reports."""
+    found: bool = False
+    """The row was recognised; else only the plain text that it begins with."""
+    loose: set[str]
+    """Figures that stand at the end of a line: their last digits may be on the next."""
+    left: int = WRAPPED_LINES
+
+    def join(self, text: str) -> bool:
+        """Add the next line; returns whether a figure at the end of the last one goes on in it."""
+        goes_on = _NUMBER_GOES_ON.search(f"{self.spaced[-24:]}\n{text[:24]}") is not None
+        number = goes_on and _REST_OF_NUMBER.match(text) is not None
+        self.spaced = f"{self.spaced.rstrip()}{'' if goes_on else ' '}{text.strip()}"
+        self.tight += text.rstrip()
+        self.left -= 1
+        return number
+
+    def search(self, pattern: Pattern) -> re.Match[str] | None:
+        """Where the pattern stands in the joined lines."""
+        return pattern.regex.search(self.spaced) or pattern.regex.search(self.tight)
+
+    def readings(self) -> dict[str, Reading]:
+        """The figures of the joined lines; call it once after every `join`."""
+        found: dict[str, Reading] = {}
+        ends: set[str] = set()
+        for part in (self.row.main, *self.row.parts):
+            match = self.search(part)
+            if match is None:
+                continue
+            for name, reading in part.readings(match).items():
+                if name not in found:
+                    found[name] = reading
+                    ends |= {name} if match.end(name) == len(match.string) else set()
+        self.loose = ends
+        return found
+
+
+def loose_names(pattern: Pattern, match: re.Match[str]) -> set[str]:
+    """Figures of a match that end where the line ends."""
+    return {
+        name
+        for name in pattern.kinds
+        if match[name] and match.end(name) == len(match.string) and match[name][-1].isdigit()
+    }
