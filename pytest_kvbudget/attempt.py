@@ -414,6 +414,11 @@ class Attempt:
             said = f"the test body raised {first_line(message)}"
             self._decide(*reason(Verdict.ERROR, Phase.READY, "body_error", said))
 
+    def body_interrupted(self) -> None:
+        """The run ended while the body ran: no verdict, and nothing is waited for."""
+        said = "the run ended before the test body did"
+        self._decide(*reason(Verdict.UNKNOWN, Phase.READY, "interrupted", said))
+
     def _died(self, *, wait: bool) -> bool:
         """Whether the engine is dead; if so, its end is judged from its log and becomes the verdict."""
         if self._watch is None:
@@ -432,6 +437,9 @@ class Attempt:
         if self._process is None or not self.serving:
             raise RuntimeError(f"{self.request.test}: no serving engine to leave")
         self._process.leave()
+        pid = self._process.root_pid
+        what = f"{self._loaded.name}, left serving {self.record.shape.describe()} on {self.url}; to end it: kill {pid}"
+        self._lease.tell(run=self.record.run.run, purpose=what, pid=pid)
         self.record.left_serving = True
         self.record.endpoint = self.url
         self._closed = True

@@ -56,6 +56,8 @@ class EnginePool:
         self._in_use: list[Attempt] = []
         self._leases: dict[int, Lease] = {}
         self._spare: Lease | None = None
+        self.cut_short: Attempt | None = None
+        """The boot that ended with an exception: an interruption. Its record says so."""
         self._around = ExitStack()
         self._opened = False
 
@@ -81,6 +83,7 @@ class EnginePool:
             self._opened = True
         begun = time.monotonic()
         lease = self._lease_for(request)
+        lease.tell(run=self.archive.info.run, purpose=self._purpose(request.shape))
         attempt = Attempt(
             request,
             loaded=self.loaded,
@@ -99,6 +102,7 @@ class EnginePool:
         try:
             attempt.run()
         except BaseException:
+            self.cut_short = attempt
             self.retire(attempt)
             raise
         return attempt
@@ -188,12 +192,15 @@ class EnginePool:
             return acquire(
                 [(slot, self.backend.lease_names(self.loaded, slot)) for slot in free],
                 run=self.archive.info.run,
-                purpose=f"{self.loaded.name}: {request.shape.describe()}",
+                purpose=self._purpose(request.shape),
                 timeout_s=self.loaded.target.limits.lease_seconds,
                 on_wait=self._tell_wait,
             )
         except (LeaseError, LeaseTimeoutError) as error:
             raise PoolError(str(error)) from None
+
+    def _purpose(self, shape: Shape) -> str:
+        return f"{self.loaded.name}: {shape.describe()}"
 
     def _tell_wait(self, holders: tuple[Holder, ...]) -> None:
         if self._on_wait is not None:

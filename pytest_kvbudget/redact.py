@@ -14,7 +14,7 @@ _SECRET_WORDS: Final = frozenset(
 SHORTEST: Final = 4
 """Characters of the shortest value that is taken out of running text."""
 _NAMED: Final = re.compile(
-    r"(?P<name>--[A-Za-z][\w-]*|\b[A-Za-z][\w-]*)(?P<gap>(?<=\w)['\"]?\s?[=:]\s?\[?['\"]?)(?P<value>[^\s'\",\]})]+)"
+    r"(?P<name>--[A-Za-z][\w-]*|\b[A-Za-z][\w-]*)(?P<gap>(?<=\w)['\"]?\s?[=:]\s?\[?['\"]?)(?P<value>[^\s'\",\]})-][^\s'\",\]})]*)"
     r"|(?P<flag>--[A-Za-z][\w-]*)(?P<space>\s+)(?P<word>[^\s'\",-][^\s'\",]*)"
 )
 """A flag or variable and its value: ``--api-key x``, ``HF_TOKEN=x``, ``'api_key': ['x']``."""

@@ -51,7 +51,7 @@ class LeaseTimeoutError(Exception):
         who = "; ".join(describe(holder) for holder in holders) or "a process that left no record"
         super().__init__(
             f"devices_busy: no lease on {asked} within {waited_s:g} s; held by {who}. Wait for it, raise "
-            "limits.lease_seconds, or end that run (kvbudget reap ends what dead runs left)"
+            "limits.lease_seconds, or end what holds it (kvbudget reap ARCHIVE lists and ends what dead runs left)"
         )
 
 
@@ -69,6 +69,16 @@ class Lease:
     def descriptors(self) -> tuple[int, ...]:
         """Locked descriptors, to be handed to the process that keeps the engine (``pass_fds``)."""
         return tuple(lock.fileno() for lock in self._locks)
+
+    def tell(self, *, run: str, purpose: str, pid: int | None = None) -> None:
+        """Say anew what the devices are held for: another shape is booted, or an engine was handed over.
+
+        Args:
+            run: name of the run.
+            purpose: target and shape, for people.
+            pid: who holds them; this process by default, the engine's first one after it was handed over.
+        """
+        _write_holders(self.names, self._locks, run=run, purpose=purpose, pid=pid)
 
     def close(self) -> None:
         """Give our hold up. The devices stay leased as long as a process lives that the descriptors were handed to."""
@@ -199,10 +209,12 @@ def _start_ticks(pid: int) -> int | None:
     return int(line.rpartition(b")")[2].split()[19])
 
 
-def _write_holders(names: Sequence[str], locks: Sequence[OwnedDescriptor], *, run: str, purpose: str) -> None:
+def _write_holders(
+    names: Sequence[str], locks: Sequence[OwnedDescriptor], *, run: str, purpose: str, pid: int | None = None
+) -> None:
     """Record in each lock's file who holds it. A file of another user that cannot be written keeps no record."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    pid = os.getpid()
+    pid = os.getpid() if pid is None else pid
     ticks = _start_ticks(pid) or 0
     host = socket.gethostname()
     for name, lock in zip(names, locks, strict=True):

@@ -14,11 +14,16 @@ GRACE_S: Final = 5.0
 
 
 def reap(archive: Path, *, dry_run: bool, out: TextIO) -> int:
-    """End engines below ``archive`` whose run and keeper are dead; exit status 1 when something could not be ended.
+    """End engines below ``archive`` whose run and keeper are dead.
+
+    Returns an exit status: 1 when something could not be ended, 2 when there is no such archive.
 
     Never touched: engines left serving on purpose, engines of a living run, records of another boot of this machine,
     and processes whose start time is not the recorded one.
     """
+    if not archive.is_dir():
+        out.write(f"{archive} is no folder; expected an archive of runs\n")
+        return 2
     found = failed = 0
     for path in sorted(archive.rglob(STATE_FILE)):
         try:
@@ -26,6 +31,8 @@ def reap(archive: Path, *, dry_run: bool, out: TextIO) -> int:
         except ValueError as error:
             out.write(f"{error}; nothing of it is touched\n")
             continue
+        if state.left and state.root is not None and alive(state.root.pid, state.root.start_ticks):
+            out.write(f"left serving on purpose by run {state.run}, not touched; to end it: kill {state.root.pid}\n")
         left = {} if alive(state.owner.pid, state.owner.start_ticks) else survivors(state)
         if left:
             found += 1

@@ -28,7 +28,10 @@ class ProgressLine:
         self._open = False
         self._shown = ("", time.monotonic())
         terminal = config.pluginmanager.get_plugin("terminalreporter")
-        if silent or terminal is None or terminal.verbosity < 0:
+        # Of a worker only standard error reaches people, and under -q a boot shows nothing: but waiting is always said.
+        self._quiet = silent or terminal is None or terminal.verbosity < 0
+        self._live = False
+        if silent or terminal is None:
             return
         self._terminal: pytest.TerminalReporter = terminal
         with self._uncaptured(), suppress(OSError):
@@ -37,7 +40,7 @@ class ProgressLine:
 
     def show(self, snapshot: Snapshot) -> None:
         """One moment of a boot."""
-        if self._descriptor is None:
+        if self._descriptor is None or self._quiet:
             return
         text = f"{snapshot.label}: {snapshot.phase} {snapshot.elapsed_s:.0f} s  {snapshot.text}"
         if self._live:
@@ -48,7 +51,10 @@ class ProgressLine:
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        if self._descriptor is not None:
+        if self._descriptor is None:
+            with suppress(OSError):
+                os.write(2, f"kvbudget: {text}\n".encode("utf-8", "replace"))
+        else:
             self.end()
             self._begin()
             self._write(f"{text}\n")

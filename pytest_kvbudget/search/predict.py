@@ -132,8 +132,8 @@ def _best(chances: Chances, boots_left: int, minutes: tuple[float, float]) -> in
 
 
 def _end_worth(after: Bracket, neighbour: int, boots_left: int) -> float:
-    """What half of the proof is worth: the other half is known, or can be booted next."""
+    """What half of the proof is worth: the other half is known, or can be booted next, or not without a detour."""
     if after.closed:
         return END_WORTH
     lowest, highest = _safe(after, boots_left)
-    return PAIR_WORTH if lowest <= neighbour <= highest else 0.0
+    return PAIR_WORTH if lowest <= neighbour <= highest else -PAIR_WORTH

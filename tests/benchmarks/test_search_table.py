@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.benchmarks import search_table
-from tests.benchmarks.devices.families import FAMILIES, case
+from tests.benchmarks.devices.families import CEILING, FAMILIES, FLOOR, case
 
 if TYPE_CHECKING:
     import pytest
@@ -23,8 +23,8 @@ def test_nothing_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
 def test_devices_are_the_same_everywhere_and_cover_the_axis() -> None:
     assert case("plain", 3) == case("plain", 3)
     ends = [search_table.boundary(case(family, seed)) for family in FAMILIES for seed in range(40)]
-    assert min(ends) < search_table.FLOOR
-    assert max(ends) > search_table.CEILING
+    assert min(ends) < FLOOR
+    assert max(ends) > CEILING
 
 
 def test_a_missed_goal_is_marked_and_counted() -> None:

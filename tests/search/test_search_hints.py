@@ -232,9 +232,8 @@ def test_an_arena_shrinks_to_its_resident_layers() -> None:
 
 
 def test_only_an_engine_that_compiles_has_limits_it_does_not_state() -> None:
-    facts: dict[str, float] = {"kv_tokens": 51_200, "available_kv_bytes": GIB}
     for family, loose in (("vllm", False), ("neuron", True)):
-        boot = ledger(**facts)
+        boot = ledger(kv_tokens=51_200, available_kv_bytes=GIB)
         boot.family = family
         (limit,) = hint_from(boot, axis="max_model_len", shape=Shape(max_model_len=4096)).limits
         assert limit.loose is loose
