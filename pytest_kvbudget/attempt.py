@@ -232,7 +232,8 @@ class Attempt:
         if cause is None or (is_rung and verdict_of(cause.failure_class) is Verdict.FAIL):
             # Arithmetic may save a boot, but never bounds a finding: a rung that may fail for memory is booted.
             return True
-        self._decide(Verdict.ERROR, cause, f"{cause.failure_class}: {cause.sentence}")
+        said = f"{cause.failure_class}: {cause.sentence}; --kvbudget-no-gate boots it all the same"
+        self._decide(Verdict.ERROR, cause, said)
         return False
 
     def _make_watch(self, process: EngineProcess, command: Command) -> Watch:
@@ -304,6 +305,8 @@ class Attempt:
         if self._watch is None:
             return
         for phase in self._watch.phases[len(self.record.timings.phases) :]:
+            if phase.phase is Phase.READY:
+                continue  # marked when /health said so
             self._memory.mark(str(phase.phase), self._watch.launched + phase.start_s)
         self._timed(phases=tuple(self._watch.phases))
 

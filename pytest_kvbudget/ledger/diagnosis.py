@@ -210,7 +210,7 @@ def _resolve_ggml(state: BootState, seen: Seen) -> _Resolved:
     figures = Figures(state, seen)
     asked, free = figures.number("tried_alloc_bytes"), figures.number("free_bytes")
     where = [other for other in state.failures if other.failure.phase is not None and other.row is not None]
-    phase = where[0].phase if where else Phase.WEIGHTS_LOAD if seen.phase is Phase.UNKNOWN else seen.phase
+    phase = where[0].phase if where else seen.phase
     if any(other.failure.failure_class == "single_alloc_limit" for other in state.failures):
         return _Resolved("single_alloc_limit", phase)
     for other in state.failures:
@@ -218,6 +218,8 @@ def _resolve_ggml(state: BootState, seen: Seen) -> _Resolved:
             return _Resolved(other.failure.failure_class, other.phase)
     if seen.failure.failure_class == "ggml_vulkan_oom" and asked is not None and free is not None and asked < free:
         return _Resolved("single_alloc_limit", phase)
+    if phase is Phase.UNKNOWN:
+        return _Resolved("weights_oom", phase)
     return _Resolved(*_OOM_CLASSES[phase])
 
 

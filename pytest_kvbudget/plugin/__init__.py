@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_kvbudget.budget.model import Plan
     from pytest_kvbudget.config import LoadedTarget
     from pytest_kvbudget.ledger.model import BootLedger
     from pytest_kvbudget.plugin.engine import KvEngine, KvRung, KvTrace
@@ -33,11 +34,13 @@ MARKERS: Final = {
     "concurrency=1, timeout=1800): after the body, the engine lives through its largest real request",
     "kv_soak": "kv_soak(requests=None, minutes=None, concurrency=4, max_growth_per_hour=None): after the body, the "
     "engine lives through mixed traffic, and its device memory does not grow",
+    "compile_parity": "compile_parity(): after the body, the shape is booted once more for compiling on the CPU, and "
+    "both sides must plan the same KV cache",
     "kv_shape": "kv_shape(**fields): what this test asks of its engine; sizes as text ('76 MiB') or bytes",
 }
 _OURS: Final = frozenset(("boot_gate", "knife_edge", "kv_soak", "kv_shape"))
 """Marks that are ours whatever they look like: no public suite uses these names."""
-BOOTING: Final = ("ladder", "boot_gate", "knife_edge", "kv_soak")
+BOOTING: Final = ("ladder", "boot_gate", "knife_edge", "kv_soak", "compile_parity")
 """Marks that boot an engine, whatever fixtures their test asks for."""
 _session: Final = pytest.StashKey[Any]()
 
@@ -61,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add("--kvbudget-leave-serving", action="store_true", help="leave the ladder's winner serving when pytest ends")
     add("--kvbudget-require-hardware", action="store_true", help="refuse to run on a simulated target")
+    add("--kvbudget-no-gate", action="store_true", help="boot even what the budget laws say cannot boot")
     add("--kvbudget-dry-run", action="store_true", help="print commands, environment and first rungs; start nothing")
     for name in ("target", "archive", "config", "strategy"):
         parser.addini(f"kvbudget_{name}", f"default of --kvbudget-{name}")
@@ -223,3 +227,9 @@ def kv_survival(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvSurvi
 def kv_trace(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvTrace:
     """Device memory of the test's engine since before its launch."""
     return _kvbudget.engine(request).trace
+
+
+@pytest.fixture
+def kv_plan(request: pytest.FixtureRequest, _kvbudget: KvSession) -> Plan | None:
+    """The memory terms predicted for the test's shape; ``None`` where the law lacks an input. Boots nothing."""
+    return _kvbudget.plan(request.getfixturevalue("kv_shape"))

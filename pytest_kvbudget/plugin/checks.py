@@ -15,6 +15,7 @@ from pytest_kvbudget.config import ConfigError, decode
 from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import DEFAULT_HOLD, SurvivalSpec
 from pytest_kvbudget.plugin import BOOTING, MARKERS, SESSION_FIXTURE
+from pytest_kvbudget.search.bracket import rung_of
 from pytest_kvbudget.shape import Shape, SizeBytes
 
 
@@ -138,6 +139,24 @@ def ladder_of(item: pytest.Item) -> LadderSpec | None:
         return check_spec(_keywords(mark))
     except SpecError as error:
         raise MarkerError(f"@pytest.mark.ladder: {error}") from None
+
+
+def check_rung(spec: LadderSpec, value: int, test: str) -> None:
+    """Check that a rung which was asked for alone is one of a ladder's.
+
+    Raises:
+        MarkerError: naming ladder, rungs and the nearest one.
+    """
+    axis = spec.rungs
+    if rung_of(axis, value) is not None:
+        return
+    below = max(0, axis.index_at_or_below(value))
+    around = {axis.value(index) for index in (below, min(below + 1, len(axis) - 1))}
+    nearest = min(around, key=lambda rung: abs(rung - value))
+    raise MarkerError(
+        f"--kvbudget-rung {value} is no rung of {test}: {axis.name} from {axis.ceiling} down to {axis.floor} by "
+        f"{axis.quantum}; the nearest is {nearest}"
+    )
 
 
 def boot_gate_of(item: pytest.Item) -> BootGate | None:

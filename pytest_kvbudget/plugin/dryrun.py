@@ -13,7 +13,7 @@ from pytest_kvbudget.config import ConfigError
 from pytest_kvbudget.plugin.checks import ladder_of
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.wording import described
-from pytest_kvbudget.pool import PoolError
+from pytest_kvbudget.pool import DRY_RUN_PORT, PoolError
 from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.shape import Shape
 
@@ -21,6 +21,8 @@ from pytest_kvbudget.shape import Shape
 def dry_run_lines(session: KvSession, items: list[pytest.Item]) -> Iterator[str]:
     """What each test would start first: rung, shape, environment added, command. Overrides in conftest are unknown."""
     yield "kvbudget dry run: nothing is started; kv_shape overrides of conftest files are not evaluated"
+    if not session.settings.loaded.target.port:
+        yield f"port {DRY_RUN_PORT} stands for a free one, which every boot takes anew"
     for item in items:
         yield f"{item.nodeid}"
         try:

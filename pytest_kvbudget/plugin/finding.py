@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,52 @@ import pytest
 
 from pytest_kvbudget.archive import read_finding
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED
-from pytest_kvbudget.plugin.outcomes import add_links
+from pytest_kvbudget.plugin.outcomes import add_links, target_properties
+from pytest_kvbudget.plugin.phases import LadderFailed
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
+from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.wording import attempt_text
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.report.history import rung_value
 from pytest_kvbudget.report.text import finding_lines
 from pytest_kvbudget.search.model import Finding
+
+ALONE = "it proves nothing about other rungs"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One boot of a ladder, and what the test's body left of it."""
+
+    label: str
+    record: AttemptRecord
+    path: Path
+    trace: str = ""
+    """Traceback of the body that refused it, or failed."""
+    sections: tuple[tuple[str, str], ...] = ()
+    """Captured output."""
+
+    @property
+    def passed(self) -> bool:
+        """It counts as passed."""
+        return self.record.verdict in COUNTS_AS_PASSED
 
 
 @dataclass
 class Ladder:
     """What came of a ladder so far."""
 
+    rungs: list[Rung] = field(default_factory=list)
+    """Every boot, in order."""
     finding: Finding | None = None
     finding_path: Path | None = None
     page: Path | None = None
-    attempts: list[AttemptRecord] = field(default_factory=list)
-    last_record: AttemptRecord | None = None
-    last_path: Path | None = None
     only: tuple[str, int] | None = None
     """Axis and value where one rung was asked for."""
     skipped: str | None = None
     """Why the test body skipped the test."""
+    xfailed: str | None = None
+    """Why the test body expects the test to fail."""
     broken: str | None = None
     """Why there was no boot to judge."""
     left: list[str] = field(default_factory=list)
@@ -41,11 +66,21 @@ class Ladder:
     @property
     def goes_on(self) -> bool:
         """Nothing ended it before the search did."""
-        return self.skipped is None and self.broken is None
+        return self.skipped is None and self.xfailed is None and self.broken is None
 
+    @property
+    def deciding(self) -> Rung | None:
+        """The boot that stands for the finding: the last one that did not pass, else the last."""
+        return next((rung for rung in reversed(self.rungs) if not rung.passed), self.rungs[-1] if self.rungs else None)
 
-class LadderFailed(Exception):  # noqa: N818 - what a report names
-    """The ladder did not establish what its test asks for; the text is for people."""
+    @property
+    def telling(self) -> list[Rung]:
+        """The boots whose captured output the test's report shows: both halves of the proof, or the deciding boot."""
+        finding = self.finding
+        if finding is None or not finding.proven:
+            return [] if self.deciding is None else [self.deciding]
+        halves = {rung_value(rung.record, finding.axis): rung for rung in self.rungs}
+        return [halves[value] for value in (finding.value, finding.failed_at) if value in halves]
 
 
 class FindingItem(pytest.Item):
@@ -71,6 +106,7 @@ class FindingItem(pytest.Item):
                 ("kvbudget.boots", int(finding.boots)),
                 ("kvbudget.sentence", finding.sentence),
                 ("kvbudget.record", str(ladder.finding_path)),
+                *target_properties(ladder.rungs[-1].record.target),
             ]
 
     def runtest(self) -> None:
@@ -80,30 +116,19 @@ class FindingItem(pytest.Item):
             raise LadderFailed("the ladder was not run")
         if ladder.skipped is not None:
             pytest.skip(ladder.skipped)
+        if ladder.xfailed is not None:
+            pytest.xfail(ladder.xfailed)
         if ladder.broken is not None:
             raise LadderFailed(ladder.broken)
-        if ladder.last_record is None or ladder.last_path is None:
+        rung = ladder.deciding
+        if rung is None:
             raise LadderFailed("stopped before the first boot")
         if ladder.only is not None:
-            if ladder.last_record.verdict not in COUNTS_AS_PASSED:
-                axis, value = ladder.only
-                text = attempt_text(ladder.last_record, ladder.last_path)
-                raise LadderFailed(f"rung {axis}={value}: {ladder.last_record.verdict}\n{text}")
+            if not rung.passed:
+                raise LadderFailed("\n".join([_alone(ladder.only, rung), *_boot_lines(rung)]))
             return
         if ladder.finding is None or not ladder.finding.proven or ladder.finding.value is None:
-            raise LadderFailed(self._explain(ladder))
-
-    def _explain(self, ladder: Ladder) -> str:
-        finding = ladder.finding
-        lines = []
-        if finding is not None:
-            low = "nothing passed" if finding.value is None else f"{finding.value:,} passed"
-            high = "nothing above it failed" if finding.failed_at is None else f"{finding.failed_at:,} failed"
-            lines += [finding.sentence, f"bracket on {finding.axis.name}: {low}, {high}"]
-        lines.append(f"finding: {ladder.finding_path}")
-        if ladder.last_record is not None and ladder.last_path is not None:
-            lines += ["the deciding boot:", attempt_text(ladder.last_record, ladder.last_path)]
-        return "\n".join(lines)
+            raise LadderFailed(_explain(ladder, rung))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:  # noqa: ANN401 - pytest's own
         """The finding in words; no traceback of ours."""
@@ -115,7 +140,25 @@ class FindingItem(pytest.Item):
         """Where the test is defined."""
         return self._origin.reportinfo()
 
-    def attach(self, report: pytest.TestReport) -> None:
+    def summary(self) -> list[str]:
+        """What the end of the session says about this ladder; nothing where there is no boot to speak of."""
+        ladder = self._ladder
+        if ladder is None or not ladder.rungs:
+            return []
+        if ladder.only is not None:
+            rung = ladder.rungs[-1]
+            return [f"{self.nodeid}:", _alone(ladder.only, rung), f"record: {rung.path}"]
+        if ladder.finding is None or ladder.finding_path is None:
+            return []
+        record = read_finding(ladder.finding_path)
+        lines = [f"{self.nodeid}:", *finding_lines(record, [rung.record for rung in ladder.rungs])]
+        lines.append(f"record: {ladder.finding_path}")
+        if ladder.page is not None:
+            lines.append(f"page:   {ladder.page}")
+        lines.append(f"one rung again: pytest {shlex.quote(self.nodeid)} --kvbudget-rung VALUE")
+        return lines + ladder.left
+
+    def attach(self, report: pytest.TestReport, session: KvSession) -> None:
         """Give the test's report what the summary and pytest-html show."""
         ladder = self._ladder
         if ladder is None:
@@ -123,13 +166,39 @@ class FindingItem(pytest.Item):
         if ladder.skipped is not None and isinstance(report.longrepr, tuple):
             path, line, _ = self.location
             report.longrepr = (path, (line or 0) + 1, f"Skipped: {ladder.skipped}")
-        if ladder.finding is None or ladder.finding_path is None:
+        for rung in ladder.telling:
+            report.sections += [(f"{name} of {rung.label}", text) for name, text in rung.sections]
+        lines = self.summary()
+        if not lines:
             return
-        lines = [f"{self.nodeid}:", *finding_lines(read_finding(ladder.finding_path), ladder.attempts)]
-        lines.append(f"record: {ladder.finding_path}")
-        if ladder.page is not None:
-            lines.append(f"page:   {ladder.page}")
-        lines += ladder.left
-        mark = {"kind": "finding", "verdict": str(ladder.finding.kind), "summary": lines}
-        setattr(report, ATTRIBUTE, mark)
-        add_links(report, self.config, {"record": ladder.finding_path, "page": ladder.page})
+        rung = ladder.rungs[-1]
+        verdict = str(rung.record.verdict if ladder.finding is None else ladder.finding.kind).upper()
+        setattr(report, ATTRIBUTE, session.mark("finding", verdict, summary=lines))
+        files = {"record": ladder.finding_path, "page": ladder.page}
+        if ladder.only is not None:
+            files = {"record": rung.path, "page": rung.path.with_name("rung.html")}
+        add_links(report, self.config, files)
+
+
+def _alone(only: tuple[str, int], rung: Rung) -> str:
+    axis, value = only
+    return f"rung {axis}={value}: {rung.record.verdict}; {ALONE}"
+
+
+def _explain(ladder: Ladder, rung: Rung) -> str:
+    finding = ladder.finding
+    lines = []
+    if finding is not None:
+        low = "nothing passed" if finding.value is None else f"{finding.value:,} passed"
+        high = "nothing above it failed" if finding.failed_at is None else f"{finding.failed_at:,} failed"
+        lines += [finding.sentence, f"bracket on {finding.axis.name}: {low}, {high}"]
+    lines += [f"finding: {ladder.finding_path}", "the deciding boot:", *_boot_lines(rung)]
+    return "\n".join(lines)
+
+
+def _boot_lines(rung: Rung) -> list[str]:
+    """A boot for people, and the traceback of the body where that decided."""
+    lines = attempt_text(rung.record, rung.path).splitlines()
+    if rung.trace:
+        lines += ["the test's own code:", *rung.trace.splitlines()]
+    return lines

@@ -20,3 +20,9 @@ def header_lines(settings: Settings, run: str) -> list[str]:
         f"kvbudget: configuration {config}",
         f"kvbudget: archive {settings.archive / run}",
     ]
+
+
+def simulated_warning(settings: Settings) -> str:
+    """The line that closes a run on a simulated target: a wrong folder in CI must not look like an approval."""
+    found = "" if settings.config_path else "; no configuration was found, so the built-in target was used"
+    return f"kvbudget: SIMULATED target {settings.loaded.name}: no number of this run is a measurement{found}"

@@ -29,7 +29,18 @@ class HtmlColumn:
         cells.insert(1, f'<td class="col-kvbudget">{text}</td>')
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
+        """What a row rests on as a sentence, where pytest-html shows the tuple of a skipped test."""
+        if mark_of(report) is not None and isinstance(report.longrepr, tuple):
+            path, line, text = report.longrepr
+            data[:] = [escape(f"{text}\n{path}:{line}\n") if entry == _raw(report) else entry for entry in data]
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_summary(self, postfix: list[str]) -> None:
         """Hide an empty column."""
         if not self._used:
             postfix.append("<style>.col-kvbudget { display: none }</style>")
+
+
+def _raw(report: pytest.TestReport) -> str:
+    return f"{escape(report.longreprtext)}\n"

@@ -7,36 +7,22 @@ reported as a row. A finding item then decides: it alone counts for the exit sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from pytest_kvbudget.attempt import Attempt, target_info
 from pytest_kvbudget.climb import Climb, RungPlan, SpecError
-from pytest_kvbudget.plugin.checks import ladder_of
-from pytest_kvbudget.plugin.finding import FindingItem, Ladder
+from pytest_kvbudget.plugin.checks import MarkerError, check_rung, ladder_of
+from pytest_kvbudget.plugin.finding import FindingItem, Ladder, Rung
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext, is_ladder
 from pytest_kvbudget.plugin.outcomes import add_links, files_of, properties
+from pytest_kvbudget.plugin.phases import ENDS_THE_LADDER, PhaseEnd, run_phase
 from pytest_kvbudget.plugin.rows import row_id, row_reports
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.survival import CHECKED
 from pytest_kvbudget.plugin.timers import is_timeout
-from pytest_kvbudget.plugin.wording import verdict_detail
-
-When = Literal["setup", "call", "teardown"]
-
-
-@dataclass(frozen=True)
-class PhaseEnd:
-    """How one phase of an item ended."""
-
-    error: BaseException | None
-    text: str
-    """The exception in words, without a traceback."""
-    report: pytest.TestReport
+from pytest_kvbudget.plugin.wording import FROM_THE_BODY, verdict_detail
 
 
 class Ladders:
@@ -73,20 +59,26 @@ class LadderRun:
         """Climb, then report what was found."""
         final = self._final
         # Skip marks, xfail(run=False) and a module that cannot be set up are settled before anything boots.
-        setup = self._phase(final, "setup")
+        setup = run_phase(final, "setup")
         if not setup.report.passed:
             self._log(setup)
-            self._log(self._phase(final, "teardown", nextitem=self._next(nextitem)))
+            self._log(run_phase(final, "teardown", nextitem=self._next(nextitem)))
             return
-        self._phase(final, "teardown", nextitem=self._item)
-        self._climb()
+        run_phase(final, "teardown", nextitem=self._item)
+        try:
+            self._climb()
+        except BaseException:
+            # The session ends here, and no report will: say at least what is established.
+            final.tell(self._ladder)
+            self._session.show(final.summary())
+            raise
         final.tell(self._ladder)
         for when in ("setup", "call"):
-            end = self._phase(final, when)
+            end = run_phase(final, when)
             self._log(end)
             if not end.report.passed:
                 break
-        self._log(self._phase(final, "teardown", nextitem=self._next(nextitem)))
+        self._log(run_phase(final, "teardown", nextitem=self._next(nextitem)))
 
     def _next(self, nextitem: pytest.Item | None) -> pytest.Item | None:
         session = self._item.session
@@ -94,7 +86,7 @@ class LadderRun:
 
     def _log(self, end: PhaseEnd) -> None:
         if end.report.when == "call":
-            self._final.attach(end.report)
+            self._final.attach(end.report, self._session)
         self._item.ihook.pytest_runtest_logreport(report=end.report)
 
     # -- the search
@@ -102,8 +94,8 @@ class LadderRun:
     def _climb(self) -> None:
         try:
             climb = self._make_climb()
-        except SpecError as error:
-            self._ladder.broken = f"@pytest.mark.ladder: {error}"
+        except (SpecError, MarkerError) as error:
+            self._ladder.broken = str(error)
             return
         try:
             while self._ladder.goes_on and not self._item.session.shouldstop and (plan := climb.next()) is not None:
@@ -117,7 +109,9 @@ class LadderRun:
         session, settings = self._session, self._session.settings
         spec = ladder_of(self._item)
         if spec is None:
-            raise SpecError("the mark is gone")
+            raise MarkerError("@pytest.mark.ladder: the mark is gone")
+        if settings.rung is not None:
+            check_rung(spec, settings.rung, self._item.nodeid)
         if settings.leave_serving and settings.rung is None:
             # The winner has to be booted after the proof's failing rung; that boot confirms it.
             spec = msgspec.structs.replace(spec, confirm=max(1, spec.confirm))
@@ -133,13 +127,11 @@ class LadderRun:
 
     def _conclude(self, climb: Climb) -> None:
         ladder, session, last = self._ladder, self._session, self._attempts[-1]
-        ladder.last_record, ladder.last_path = last.record, last.record_path
         if session.settings.rung is not None:
             ladder.only = climb.spec.axis, session.settings.rung
             session.page_all(self._attempts)
             return
         ladder.finding = climb.finding()
-        ladder.attempts = [attempt.record for attempt in self._attempts]
         if session.settings.leave_serving and ladder.finding.proven and last.serving:
             ladder.left = session.leave(last)
         ladder.finding_path = climb.finish()
@@ -150,28 +142,55 @@ class LadderRun:
     def _rung(self, climb: Climb, plan: RungPlan) -> None:
         item = self._clone()
         item.stash[RUNG] = RungContext(climb, plan)
-        self._session.current = item
+        session = self._session
+        session.current = item
+        ends: list[PhaseEnd] = []
+        attempt: Attempt | None = None
         try:
-            ends = [self._phase(item, "setup")]
+            ends.append(run_phase(item, "setup"))
             if ends[0].report.passed:
-                ends.append(self._phase(item, "call"))
+                ends.append(run_phase(item, "call", around=session.timers.body(item)))
             attempt = self._settle(item, ends[-1])
-            ends.append(self._phase(item, "teardown", nextitem=self._item))
+            ends.append(run_phase(item, "teardown", nextitem=self._item))
+        except BaseException:
+            self._cut_short(climb, plan, item, attempt)
+            raise
         finally:
-            self._session.current = self._item
-        error = ends[-2].error
-        if isinstance(error, pytest.skip.Exception):
-            self._ladder.skipped = str(error)
-        if ends[-1].error is not None and attempt is not None and attempt.record.verdict in COUNTS_AS_PASSED:
-            attempt.body_error(f"in teardown: {ends[-1].text}")
+            session.current = self._item
+        body, last = ends[-2], ends[-1]
+        if isinstance(body.error, pytest.xfail.Exception):
+            self._ladder.xfailed = str(body.error)
+        elif isinstance(body.error, pytest.skip.Exception):
+            self._ladder.skipped = str(body.error)
+        if last.error is not None and attempt is not None and attempt.record.verdict in COUNTS_AS_PASSED:
+            attempt.body_error(f"in teardown: {last.said}")
         if attempt is None:
-            if self._ladder.skipped is None:
+            if self._ladder.goes_on:
                 broken = next(end for end in ends if end.error is not None)
-                self._ladder.broken = f"no boot at {plan.label}: {broken.report.longreprtext}"
+                self._ladder.broken = f"no boot at {plan.label}: {broken.trace}"
             return
-        self._attempts.append(attempt)
-        climb.tell(plan, attempt.record, attempt.record_path)
+        self._take(climb, plan, attempt, ends)
         self._log_row(plan, attempt, ends)
+
+    def _take(self, climb: Climb, plan: RungPlan, attempt: Attempt, ends: Sequence[PhaseEnd]) -> None:
+        """Tell the search, and keep what the finding may have to show of this rung."""
+        cause = attempt.record.cause
+        said_no = cause is not None and cause.failure_class in FROM_THE_BODY
+        trace = next((end.trace for end in ends if end.error is not None), "") if said_no else ""
+        sections = tuple(ends[-1].report.sections) if ends else ()
+        self._attempts.append(attempt)
+        self._ladder.rungs.append(Rung(plan.label, attempt.record, attempt.record_path, trace, sections))
+        climb.tell(plan, attempt.record, attempt.record_path)
+
+    def _cut_short(self, climb: Climb, plan: RungPlan, item: pytest.Function, attempt: Attempt | None) -> None:
+        """Keep the boot that the end of the session cut short: during the boot, or during the body."""
+        if attempt is None and (use := item.stash.get(USE, None)) is not None:
+            attempt = use.attempt
+            if attempt.record.verdict in COUNTS_AS_PASSED:
+                attempt.body_interrupted()
+        attempt = attempt or self._session.pool.cut_short
+        if attempt is not None:
+            self._take(climb, plan, attempt, ())
 
     def _settle(self, item: pytest.Function, end: PhaseEnd) -> Attempt | None:
         """Put what the body said into the boot's record: after the boot's own verdict, before its engine is ended."""
@@ -179,18 +198,18 @@ class LadderRun:
         if use is None:
             return None
         attempt, error = use.attempt, end.error
-        if use.boot_failed or isinstance(error, pytest.skip.Exception):
+        if use.boot_failed or isinstance(error, ENDS_THE_LADDER):
             return attempt
         if CHECKED in item.stash and attempt.record.verdict not in COUNTS_AS_PASSED:
             return attempt
         if error is None:
             attempt.body_ended(failed=False)
         elif is_timeout(error):
-            attempt.body_unknown(end.text)
+            attempt.body_unknown(end.said)
         elif isinstance(error, (AssertionError, pytest.fail.Exception)):
-            attempt.gate_failed(end.text)
+            attempt.gate_failed(end.said)
         else:
-            attempt.body_error(end.text)
+            attempt.body_error(end.said)
         return attempt
 
     def _clone(self) -> pytest.Function:
@@ -209,31 +228,6 @@ class LadderRun:
         new.extra_keyword_matches |= origin.extra_keyword_matches
         return new
 
-    def _phase(self, item: pytest.Item, when: When, **arguments: Any) -> PhaseEnd:  # noqa: ANN401 - the hook's own
-        """One phase as pytest's own runner does it, without logging the report."""
-        config = item.config
-        reraise: tuple[type[BaseException], ...] = (pytest.exit.Exception,)
-        if not config.getoption("usepdb", False):
-            reraise += (KeyboardInterrupt,)
-        hook = getattr(item.ihook, f"pytest_runtest_{when}")
-        is_body = when == "call" and RUNG in item.stash
-
-        def run() -> None:
-            with self._session.timers.body(item) if is_body else nullcontext():
-                hook(item=item, **arguments)
-
-        call: pytest.CallInfo[None] = pytest.CallInfo.from_call(run, when=when, reraise=reraise)
-        report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
-        if call.excinfo is None:
-            return PhaseEnd(None, "", report)
-        error = call.excinfo.value
-        use = item.stash.get(USE, None)
-        expected = isinstance(error, pytest.skip.Exception) or (use is not None and use.boot_failed)
-        if not expected and not hasattr(report, "wasxfail"):
-            item.ihook.pytest_exception_interact(node=item, call=call, report=report)
-        is_outcome = isinstance(error, (pytest.fail.Exception, pytest.skip.Exception))
-        return PhaseEnd(error, str(error) if is_outcome else call.excinfo.exconly(tryshort=True), report)
-
     def _log_row(self, plan: RungPlan, attempt: Attempt, ends: Sequence[PhaseEnd]) -> None:
         record, session = attempt.record, self._session
         detail = verdict_detail(record)
@@ -243,21 +237,16 @@ class LadderRun:
             facts = f"{record.timings.boot_s:.1f} s, {facts}"
         if record.target.simulated:
             facts += ", simulated"
-        mark = {
-            "kind": "rung",
-            "nodeid": nodeid,
-            "verdict": str(record.verdict),
-            "line": f"{nodeid} {record.verdict}  {detail} ({facts})",
-            "header": session.header_once(),
-        }
+        line = f"{nodeid} {record.verdict}  {detail} ({facts})"
+        mark = session.mark("rung", str(record.verdict), nodeid=nodeid, line=line)
         sections = []
-        if record.cause is not None and record.cause.by_gate:
+        if record.cause is not None and record.cause.failure_class in FROM_THE_BODY:
             text = next((end.report.longreprtext for end in ends if end.error is not None), "")
-            sections.append(("Refused by the test", text))
+            sections.append(("Refused by the test" if record.cause.by_gate else "Raised by the test", text))
         reports = row_reports(
             [end.report for end in ends],
             mark,
-            properties=properties(record, attempt.record_path, rung=plan.label),
+            properties=properties(record, attempt.record_path, boot=len(self._attempts), rung=plan.label),
             detail=detail,
             sections=sections,
             shown_id=not session.is_worker,

@@ -12,31 +12,45 @@ import pytest
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
-from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.plugin.checks import boot_gate_of
+from pytest_kvbudget.plugin.session import KvSession, capacity
 from pytest_kvbudget.plugin.survival import CHECKED
 from pytest_kvbudget.plugin.wording import boot_failure, described
-from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.records import AttemptRecord, TargetInfo
 from pytest_kvbudget.verdict import Verdict
 
 PREFIX: Final = "kvbudget."
 
 
-def properties(record: AttemptRecord, path: Path, *, rung: str | None = None) -> list[tuple[str, object]]:
-    """A boot as JUnit properties: builtins only, anything else breaks xdist."""
+def properties(
+    record: AttemptRecord, path: Path, *, boot: int | None = None, rung: str | None = None
+) -> list[tuple[str, object]]:
+    """A boot as JUnit properties: builtins only, anything else breaks xdist.
+
+    Args:
+        record: the boot.
+        path: its record on disk.
+        boot: its number in its ladder, from 1.
+        rung: its rung's label.
+    """
     found: list[tuple[str, object]] = [
         ("kvbudget.verdict", str(record.verdict)),
         ("kvbudget.shape", described(record.shape)),
-        ("kvbudget.boot", int(record.number)),
+        ("kvbudget.boot", int(boot or record.number)),
         ("kvbudget.record", str(path)),
-        ("kvbudget.target", record.target.name),
+        *target_properties(record.target),
     ]
     if rung is not None:
         found.append(("kvbudget.rung", rung))
     if record.cause is not None:
         found.append(("kvbudget.cause", f"{record.cause.phase}: {record.cause.sentence}"))
-    if record.target.simulated:
-        found.append(("kvbudget.simulated", "true"))
     return found
+
+
+def target_properties(target: TargetInfo) -> list[tuple[str, object]]:
+    """What a boot ran on, and where that is configured, as JUnit properties."""
+    found: list[tuple[str, object]] = [("kvbudget.target", target.name), ("kvbudget.configured_in", target.origin)]
+    return [*found, ("kvbudget.simulated", "true")] if target.simulated else found
 
 
 def add_links(report: pytest.TestReport, config: pytest.Config, files: Mapping[str, Path | None]) -> None:
@@ -86,14 +100,13 @@ class Outcomes:
         report = yield
         if ended and attempt.record.verdict not in COUNTS_AS_PASSED and CHECKED not in item.stash:
             report.sections.append(("Engine died during the test", boot_failure(attempt)))
-        mark: dict[str, object] = {
-            "kind": "boot",
-            "verdict": str(attempt.record.verdict),
-            "header": self._session.header_once(),
-        }
+        more: dict[str, object] = {}
         if ended and attempt.record.verdict is Verdict.MARGINAL:
-            mark["summary"] = [f"{item.nodeid}: MARGINAL: {attempt.record.message}", f"record: {attempt.record_path}"]
-        setattr(report, ATTRIBUTE, mark)
+            more["summary"] = [f"{item.nodeid}: MARGINAL: {attempt.record.message}", f"record: {attempt.record_path}"]
+        elif ended and report.passed and boot_gate_of(item) is not None:
+            said = capacity(attempt)
+            more["details"] = [f"{item.nodeid}: boot_gate PASS: {said}", f"record: {attempt.record_path}"]
+        setattr(report, ATTRIBUTE, self._session.mark("boot", str(attempt.record.verdict), **more))
         # pytest-html shows the links of every phase together.
         if report.when == "call" or report.failed:
             add_links(report, self._session.config, files_of(attempt))

@@ -5,7 +5,7 @@ Also imported by the xdist controller of runs that do not use us: nothing heavy 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pytest
@@ -93,6 +93,7 @@ class Rows:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._summaries: list[list[str]] = []
+        self._warnings: dict[str, None] = {}
         self._header_shown = False
 
     def show_header(self, lines: Sequence[str]) -> list[str]:
@@ -101,6 +102,15 @@ class Rows:
             return []
         self._header_shown = True
         return list(lines)
+
+    def show(self, lines: list[str]) -> None:
+        """Keep a block for the summary."""
+        if lines:
+            self._summaries.append(lines)
+
+    def warn(self, lines: Iterable[str]) -> None:
+        """Keep lines that close the summary, each once, however quiet pytest is."""
+        self._warnings.update(dict.fromkeys(lines))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_from_serializable(self) -> Generator[None, Any, Any]:
@@ -124,8 +134,10 @@ class Rows:
         if mark is None:
             return
         terminal: pytest.TerminalReporter | None = self._config.pluginmanager.get_plugin("terminalreporter")
-        if "summary" in mark:
-            self._summaries.append(mark["summary"])
+        self.warn(mark.get("warnings", ()))
+        verbose = terminal is not None and terminal.verbosity > 0
+        self.show(mark.get("summary", []))
+        self.show(mark.get("details", []) if verbose else [])
         if terminal is None:
             return
         header = self.show_header(mark.get("header", ()))
@@ -147,10 +159,11 @@ class Rows:
             terminal.write_line("")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """One block per finding."""
-        if not self._summaries:
-            return
-        terminalreporter.section("kvbudget")
+        """One block per finding, and what must not be missed."""
+        if self._summaries:
+            terminalreporter.section("kvbudget")
         for lines in self._summaries:
             for line in lines:
                 terminalreporter.write_line(line)
+        for line in self._warnings:
+            terminalreporter.write_line(line, yellow=True, bold=True)

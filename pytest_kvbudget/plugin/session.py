@@ -8,18 +8,28 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 import pytest
 
 from pytest_kvbudget.archive import RunArchive, new_run_id
 from pytest_kvbudget.attempt import Attempt, BootRequest
+from pytest_kvbudget.budget.model import Plan
 from pytest_kvbudget.ledger.model import MissingValueError
+from pytest_kvbudget.planning import plan_for
 from pytest_kvbudget.plugin import BOOT_FIXTURE
-from pytest_kvbudget.plugin.checks import BootGate, boot_gate_of, decode_shape, shape_changes
+from pytest_kvbudget.plugin.checks import (
+    BootGate,
+    MarkerError,
+    boot_gate_of,
+    check_rung,
+    decode_shape,
+    ladder_of,
+    shape_changes,
+)
 from pytest_kvbudget.plugin.engine import KvEngine, KvRung
-from pytest_kvbudget.plugin.header import header_lines
+from pytest_kvbudget.plugin.header import header_lines, simulated_warning
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, Use, is_ladder
 from pytest_kvbudget.plugin.progress import ProgressLine
 from pytest_kvbudget.plugin.settings import Settings, read_settings
@@ -30,6 +40,9 @@ from pytest_kvbudget.records import RunInfo
 from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Verdict
+
+if TYPE_CHECKING:
+    from pytest_kvbudget.plugin.rows import Rows
 
 
 class NoEngineError(Exception):
@@ -52,6 +65,7 @@ def start(config: pytest.Config) -> KvSession:
     """
     from pytest_kvbudget.plugin.ladders import Ladders  # noqa: PLC0415 - ladders build on the session
     from pytest_kvbudget.plugin.outcomes import Outcomes  # noqa: PLC0415 - as above
+    from pytest_kvbudget.plugin.parity import CompileParity  # noqa: PLC0415 - as above
     from pytest_kvbudget.plugin.rows import Rows  # noqa: PLC0415 - as above
     from pytest_kvbudget.plugin.survival import KnifeEdges  # noqa: PLC0415 - as above
 
@@ -62,9 +76,10 @@ def start(config: pytest.Config) -> KvSession:
         "kvbudget-ladders": Ladders(session),
         "kvbudget-outcomes": Outcomes(session),
         "kvbudget-knife-edges": KnifeEdges(session),
+        "kvbudget-compile-parity": CompileParity(session),
     }
     if not session.is_worker:
-        plugins["kvbudget-rows"] = Rows(config)
+        session.rows = plugins["kvbudget-rows"] = Rows(config)
     for name, plugin in plugins.items():
         config.pluginmanager.register(plugin, name)
     return session
@@ -78,6 +93,8 @@ class KvSession:
         self.worker_input: dict[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self.worker_input)
         self.timers = Timers()
+        self.rows: Rows | None = None
+        """Where reports are shown, if that is in this process."""
         self.current: pytest.Item | None = None
         """The item whose phases run: a test, or a rung's item."""
         self.attempts: list[Attempt] = []
@@ -104,18 +121,25 @@ class KvSession:
     @cached_property
     def pool(self) -> EnginePool:
         """The engines of this process. Making it starts nothing."""
-        return EnginePool(self.settings.loaded, self.archive, progress=self._progress.show, on_wait=self._progress.line)
+        return EnginePool(
+            self.settings.loaded,
+            self.archive,
+            progress=self._progress.show,
+            on_wait=self._progress.line,
+            gate=not self.config.option.kvbudget_no_gate,
+        )
 
     def collected(self, items: list[pytest.Item], ours: list[pytest.Item]) -> None:
         """Take the selected tests: put equal shapes side by side.
 
         Raises:
-            pytest.UsageError: more than one ladder is to be left serving.
+            pytest.UsageError: more than one ladder is to be left serving, or a ladder has no rung that is asked for.
         """
         from pytest_kvbudget.plugin.ordering import arrange  # noqa: PLC0415 - needed once
 
         self._ours = ours
         ladders = [item for item in ours if item.get_closest_marker("ladder")]
+        self._check_rung(ladders)
         if self.settings.leave_serving:
             if len(ladders) != 1:
                 raise pytest.UsageError(
@@ -126,6 +150,20 @@ class KvSession:
             items.remove(ladders[0])
             items.append(ladders[0])
         arrange(items, [item for item in ours if item not in ladders])
+
+    def _check_rung(self, ladders: list[pytest.Item]) -> None:
+        """In a worker this would be an internal error: there the ladder itself says so."""
+        if self.settings.rung is None or self.is_worker:
+            return
+        if not ladders:
+            raise pytest.UsageError("kvbudget: --kvbudget-rung boots a rung of a ladder, and no ladder is selected")
+        for item in ladders:
+            spec = ladder_of(item)
+            try:
+                if spec is not None:
+                    check_rung(spec, self.settings.rung, item.nodeid)
+            except MarkerError as error:
+                raise pytest.UsageError(f"kvbudget: {error}") from None
 
     # -- shapes
 
@@ -218,8 +256,14 @@ class KvSession:
                 attempt = self.pool.boot(request, reuse=reuse)
         except (PoolError, TimeoutError) as error:
             raise NoEngineError(f"no engine for {described(request.shape)}: {error}") from None
+        except BaseException:
+            if self.pool.cut_short is not None:
+                self.attempts.append(self.pool.cut_short)
+            raise
         finally:
             self._progress.end()
+            if self.rows is not None:
+                self.rows.warn(self.warnings())
         if attempt not in self.attempts:
             self.attempts.append(attempt)
         return attempt
@@ -239,18 +283,35 @@ class KvSession:
             f"  to end it: kill {attempt.root_pid}",
         ]
 
+    def plan(self, shape: Shape) -> Plan | None:
+        """The memory terms predicted for a shape, from configuration and this run's earlier boots."""
+        return plan_for(self.settings.loaded, shape, self.pool.experience)
+
     # -- what people see
 
     def header(self) -> list[str]:
         """The lines of the session header."""
         return header_lines(self.settings, self.archive.info.run)
 
-    def header_once(self) -> list[str]:
-        """The header for the first report that a worker sends; nothing afterwards, and nothing without xdist."""
-        if not self.is_worker or self._header_sent:
-            return []
-        self._header_sent = True
-        return self.header()
+    def warnings(self) -> list[str]:
+        """What every reader of a verdict has to know, however quiet pytest is."""
+        return [] if not self.settings.simulated else [simulated_warning(self.settings)]
+
+    def mark(self, kind: str, verdict: str, **more: object) -> dict[str, Any]:
+        """What a report of ours carries to where it is shown: builtins only.
+
+        The header goes with the first report that a worker sends, and nowhere without xdist.
+        """
+        made = {"kind": kind, "verdict": verdict, "warnings": self.warnings(), **more}
+        if self.is_worker and not self._header_sent:
+            self._header_sent = True
+            made["header"] = self.header()
+        return made
+
+    def show(self, lines: list[str]) -> None:
+        """Put lines into the summary that no report will bring there."""
+        if self.rows is not None:
+            self.rows.show(lines)
 
     @pytest.hookimpl(trylast=True)
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
@@ -316,6 +377,13 @@ class KvSession:
         """Say what went wrong beside the verdicts."""
         for line in self._troubles:
             terminalreporter.write_line(f"kvbudget: {line}")
+
+
+def capacity(attempt: Attempt) -> str:
+    """What a boot's KV cache holds, in words."""
+    tokens, length = attempt.ledger.kv_cache.tokens, attempt.request.shape.max_model_len
+    windows = "" if length is None else f", {tokens / length:.2f} windows of {length:,}"
+    return f"the KV cache holds {tokens:,} tokens by the engine's own count{windows}"
 
 
 def gate_refusal(attempt: Attempt, gate: BootGate) -> str | None:

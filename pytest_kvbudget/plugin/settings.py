@@ -58,15 +58,29 @@ def read_settings(config: pytest.Config) -> Settings:
         raise pytest.UsageError(
             "kvbudget: --kvbudget-leave-serving leaves the winner of a whole ladder; --kvbudget-rung finds none"
         )
+    archive = archive_folder(config)
+    _check_archive(archive)
     return Settings(
         loaded=loaded,
         config_path=found.path,
-        archive=archive_folder(config),
+        archive=archive,
         strategy=strategy,
         rung=_rung(option.kvbudget_rung),
         leave_serving=option.kvbudget_leave_serving,
         simulated=simulated,
     )
+
+
+def _check_archive(archive: Path) -> None:
+    """Nothing is created yet; what cannot be created later is an error now."""
+    nearest = next(path for path in (archive, *archive.parents) if path.exists() or path.is_symlink())
+    if not nearest.is_dir():
+        problem = f"{nearest} is no folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        problem = f"{nearest} cannot be written to"
+    else:
+        return
+    raise pytest.UsageError(f"kvbudget: --kvbudget-archive: {archive} cannot hold records: {problem}")
 
 
 def _configuration(config: pytest.Config) -> Config:

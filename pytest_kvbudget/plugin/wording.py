@@ -12,6 +12,13 @@ from pytest_kvbudget.report.text import attempt_lines
 from pytest_kvbudget.shape import Shape
 
 TAIL_LINES: Final = 20
+FROM_THE_BODY: Final = frozenset(("gate", "body_error", "body_timeout", "interrupted"))
+"""Failure classes that the test's own code decides."""
+NOT_IN_THE_LOG: Final = FROM_THE_BODY | {
+    *("devices_busy", "launch_failed", "window_not_served", "request_rejected", "memory_unseen", "memory_grows"),
+    *("soak_too_short", "max_used_missed", "max_growth_missed", "kv_windows_short"),
+}
+"""Failure classes to which the end of the engine's log adds nothing."""
 _TAIL_BYTES: Final = 64 * 1024
 
 
@@ -21,12 +28,11 @@ def boot_failure(attempt: Attempt) -> str:
 
 
 def attempt_text(record: AttemptRecord, path: Path) -> str:
-    """An attempt's record for people, with the end of its log."""
-    lines = attempt_lines(record, where=path)
-    tail = log_tail(path.with_name(LOG_FILE))
-    if tail:
-        lines += [f"the last {len(tail)} lines of its log:", *(f"  {line}" for line in tail)]
-    return "\n".join(lines)
+    """An attempt's record for people; the end of its log where that may explain what no line of it was named for."""
+    cause = record.cause
+    log_matters = cause is None or cause.failure_class not in NOT_IN_THE_LOG
+    tail = log_tail(path.with_name(LOG_FILE)) if log_matters else []
+    return "\n".join(attempt_lines(record, tail, where=path))
 
 
 def log_tail(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pytest_kvbudget.records import AttemptRecord, FindingRecord
 from pytest_kvbudget.report import marks, parts
 from pytest_kvbudget.report.deciding import Figure, figures
 from pytest_kvbudget.report.elements import Element, document, element, table
-from pytest_kvbudget.report.history import Boot, boots, reason, took
+from pytest_kvbudget.report.history import Boot, boots, took, why
 from pytest_kvbudget.report.ladder_chart import ladder_chart
 from pytest_kvbudget.report.numbers import NOT_STATED, amount, moment, plain_amount, plural, shape_fields
 from pytest_kvbudget.report.proof import proof
@@ -98,9 +98,9 @@ def _boots_table(record: FindingRecord, history: Sequence[Boot], links: Mapping[
 
 def _boot_row(boot: Boot, record: FindingRecord, axis: str, link: str) -> Element:
     cause = boot.record.cause
-    why = "" if cause is None else reason(cause)
+    said = why(boot.record)
     if boot.confirmation:
-        why = f"{why} (confirmation)".strip()
+        said = f"{said} (confirmation)".strip()
     numbers = [
         element("span", element("span", figure.name, class_="key"), f" {figure.text}", class_="pair")
         for figure in figures(boot.record)
@@ -111,7 +111,7 @@ def _boot_row(boot: Boot, record: FindingRecord, axis: str, link: str) -> Elemen
         element("td", str(boot.number), class_="num"),
         element("th", NOT_STATED if boot.value is None else plain_amount(axis, boot.value), scope="row", class_="num"),
         element("td", marks.label(boot.mark)),
-        element("td", why, title=None if cause is None else cause.sentence),
+        element("td", said, title=None if cause is None else cause.sentence),
         element("td", numbers or NOT_STATED, class_="deciding"),
         element("td", took(boot.record) or NOT_STATED, class_="num"),
         element("td", element("a", "rung page", href=link)),

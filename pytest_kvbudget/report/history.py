@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.model import Cause
 from pytest_kvbudget.records import AttemptRecord
@@ -70,10 +70,26 @@ def took(record: AttemptRecord) -> str | None:
     return None if begun is None else f"≥ {duration(begun)}"
 
 
+_OF_THE_TEST: Final = {
+    "body_error": "the test itself failed",
+    "body_timeout": "the test ran out of time",
+    "interrupted": "interrupted",
+}
+
+
+def why(record: AttemptRecord) -> str:
+    """Why a boot did not pass, in few words; empty where it did."""
+    if record.cause is not None:
+        return reason(record.cause)
+    return "" if record.verdict in {Verdict.PASS, Verdict.MARGINAL} else record.message.partition(":")[0]
+
+
 def reason(cause: Cause) -> str:
     """Failure class and phase in words, the phase only where the class does not name it already."""
     if cause.by_gate:
         return "refused by the test"
+    if cause.failure_class in _OF_THE_TEST:
+        return _OF_THE_TEST[cause.failure_class]
     failure, phase = words(cause.failure_class), words(cause.phase)
     return failure if phase in failure else f"{failure} in {phase}"
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from pytest_kvbudget.report import marks
 from pytest_kvbudget.report.elements import Child, Element, element
-from pytest_kvbudget.report.history import Boot, reason, rungs
+from pytest_kvbudget.report.history import Boot, rungs, why
 from pytest_kvbudget.report.numbers import plain_amount
 from pytest_kvbudget.search.model import Axis, Finding
 
@@ -121,12 +121,12 @@ def _boot(boot: Boot, finding: Finding, scale: _Scale, link: str | None) -> Elem
         return element("g", number, element("text", f"{boot.mark.word}, rung not stated", x=f"{_LEFT}%", y=y + 4))
     left = scale.at(boot.value) > _MIDDLE
     deciding = boot.value in {finding.value, finding.failed_at}
-    why = f" {reason(boot.record.cause)}" if boot.record.cause else ""
+    said = why(boot.record)
     label = element(
         "text",
         element("tspan", plain_amount(finding.axis.name, boot.value), class_="value"),
         element("tspan", f" {boot.mark.word}", class_=f"verdict-word v-{boot.mark.key}"),
-        element("tspan", f"{why}{' (confirmation)' if boot.confirmation else ''}", class_="why"),
+        element("tspan", f"{said and f' {said}'}{' (confirmation)' if boot.confirmation else ''}", class_="why"),
         x=scale.x(boot.value), y=y + 4, dx=-14 if left else 14, class_="end" if left else "start",
     )  # fmt: skip
     marker = element(

@@ -13,7 +13,7 @@ from typing import Final
 from pytest_kvbudget.records import AttemptRecord, FindingRecord
 from pytest_kvbudget.report import levers
 from pytest_kvbudget.report.deciding import figures
-from pytest_kvbudget.report.history import Boot, boots, reason, took
+from pytest_kvbudget.report.history import Boot, boots, took, why
 from pytest_kvbudget.report.marks import mark_of
 from pytest_kvbudget.report.numbers import NOT_STATED, plain_amount, shape_fields, words
 from pytest_kvbudget.report.plain import one_line, says
@@ -48,9 +48,8 @@ def _attempt(record: AttemptRecord, log_tail: Sequence[str], where: Path | None)
     mark = mark_of(record.verdict, record.cause)
     asked = ", ".join(f"{name} {text}" for name, text in shape_fields(record.shape))
     subject = record.rung or asked or record.test
-    time = took(record)
-    again = f" (boot {record.number})" if record.number > 1 else ""
-    yield one_line(f"{mark.word}  {subject}{again}{f'  {time}' if time else ''}")
+    facts = ", ".join(filter(None, (f"boot {record.number}" if record.number > 1 else "", took(record))))
+    yield one_line(f"{mark.word}  {subject}{f' ({facts})' if facts else ''}")
     if record.target.simulated:
         yield SIMULATED
     yield _line("", record.message)
@@ -125,8 +124,7 @@ def _finding(record: FindingRecord, attempts: Sequence[AttemptRecord], where: Pa
 
 
 def _boot(boot: Boot) -> str:
-    cause = boot.record.cause
-    said = [] if cause is None else [reason(cause)]
+    said = list(filter(None, [why(boot.record)]))
     said += [f"{figure.name} {figure.text}" for figure in figures(boot.record)[:FIGURES]]
     time = took(boot.record)
     said += [time] if time else []

@@ -236,6 +236,10 @@ def _device_limit(ledger: BootLedger, rate: float | None, free_bytes: int | None
     """Memory left on the device after a boot, or what an allocation that failed was short of: at least that."""
     tried, free = _fact(ledger, "tried_alloc_bytes"), _fact(ledger, "free_bytes")
     if ledger.cause is not None:
+        if tried is not None and free is None and float(tried.value) > 0:
+            # less was free than that: anything down to nothing
+            half = float(tried.value) / 2
+            return Limit(name=DEVICE_LIMIT, margin_bytes=-half, bytes_per_unit=rate, precision_bytes=half, at_least=True)
         if tried is None or free is None or float(tried.value) <= float(free.value):
             return None
         return Limit(

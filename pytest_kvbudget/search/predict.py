@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 # chosen on the devices of tests/benchmarks/search_table.py.
 END_WORTH: Final = 0.95
 """Of a chance to end the search with this boot."""
-PAIR_WORTH: Final = 0.4
+PAIR_WORTH: Final = 0.6
 """Of a chance to end it with the next one."""
 PASS_WORTH: Final = 0.4
 """Of a chance to pass: a boot that serves shows the slack of every limit, a failed one only the first deficit."""
 
 
+PASSED_WORTH: Final = 0.1
+"""The same where one passed already."""
 TIE_DIGITS: Final = 9
 """Decimals of a rung's merits below which two rungs tie."""
 
@@ -57,7 +59,8 @@ class Predict:
         if wanted is None:
             in_sight = self._in_sight(axis, bracket)
             chances = Chances.of(axis, history, in_sight, self.prior)
-            wanted = bracket.high - 1 if in_sight.closed else _best(chances, boots_left, self.minutes)
+            pass_worth = PASS_WORTH if bracket.low < 0 else PASSED_WORTH
+            wanted = bracket.high - 1 if in_sight.closed else _best(chances, boots_left, self.minutes, pass_worth)
         return _kept(wanted, bracket, boots_left)
 
     def next_indices(
@@ -113,7 +116,7 @@ def _safe(bracket: Bracket, boots_left: int) -> tuple[int, int]:
     return max(bracket.low + 1, bracket.high - reach), min(bracket.high - 1, bracket.low + reach)
 
 
-def _best(chances: Chances, boots_left: int, minutes: tuple[float, float]) -> int:
+def _best(chances: Chances, boots_left: int, minutes: tuple[float, float], pass_worth: float) -> int:
     """The rung whose verdict tells most: an even chance to pass, and a chance to end the search with it or the next."""
     bracket = chances.bracket
 
@@ -122,7 +125,7 @@ def _best(chances: Chances, boots_left: int, minutes: tuple[float, float]) -> in
         winner = chances.last(index), _end_worth(Bracket(index, bracket.high), index + 1, boots_left - 1)
         failure = chances.last(index - 1), _end_worth(Bracket(bracket.low, index), index - 1, boots_left - 1)
         ends = sum(likely * worth for likely, worth in (winner, failure))
-        told = min(passes, 1 - passes) + PASS_WORTH * passes + ends
+        told = min(passes, 1 - passes) + pass_worth * passes + ends
         # rounded, so that two rungs that are worth the same stay so and the cheaper one is taken
         return round(told, TIE_DIGITS), -round(passes * minutes[0] + (1 - passes) * minutes[1], 9), -index
 

@@ -1,4 +1,4 @@
-"""The simulated engine on simulated cards."""
+"""The simulated engine on simulated devices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_kvbudget.config import ConfigError, LoadedTarget
 from pytest_kvbudget.device.model import MemoryProbe
+from pytest_kvbudget.device.neuron_sysfs import NeuronSysfsProbe
 from pytest_kvbudget.device.sysfs import AmdSysfsProbe
 from pytest_kvbudget.engine.backends.common import CRITICAL, RDNA4_MIN_FREE_BYTES, build_command, slots_of, vllm_flags
 from pytest_kvbudget.engine.backends.neuron import shape_variables
@@ -57,7 +58,9 @@ class MockBackend:
         return tuple(f"mock-{tree}-{device}" for device in devices)
 
     def probe(self, loaded: LoadedTarget, devices: Sequence[str]) -> MemoryProbe:
-        """The probe of a real R9700, reading the simulated tree."""
+        """The probe of the real device that is simulated, reading the simulated tree."""
+        if _spec(loaded).dialect == "neuron":
+            return NeuronSysfsProbe(devices, root=_tree(loaded), lnc=loaded.target.shape.lnc)
         return AmdSysfsProbe(_tree(loaded), devices)
 
     def min_free_bytes(self, loaded: LoadedTarget) -> int | None:
