@@ -44,6 +44,7 @@ from pytest_kvbudget.judging import (
     judge_gates,
     judge_soak,
     judge_survival,
+    launch_failed,
     reason,
     with_contract_floor,
     with_kernel_evidence,
@@ -217,7 +218,7 @@ class Attempt:
                 critical=self._backend.critical,
             )
         except LaunchError as error:
-            self._decide(*reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", str(error)))
+            self._decide(*launch_failed(str(error)))
             return
         self._watch = self._make_watch(self._process, command)
         self._judge(self._watch.until_ready())

@@ -192,6 +192,9 @@ def _load_target(path: Path, table: str, name: str, body: object) -> LoadedTarge
     if not isinstance(body, dict):
         raise ConfigError(f"{path}: {table} is {type(body).__name__}; expected a table")
     target = decode(body, Target, where=f"{path}: [{table}]")
+    named = [str(device) for device in target.devices]
+    if len(set(named)) < len(named):
+        raise ConfigError(f"{path}: [{table}] devices: {named} names a device twice; expected each once")
     environment: dict[str, str] = {}
     if target.env_file is not None:
         environment.update(_read_env_file(path.parent / target.env_file, f"{path}: [{table}] env_file"))

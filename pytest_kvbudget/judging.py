@@ -35,6 +35,12 @@ def reason(
     return verdict, cause, f"{failure_class}: {sentence}"
 
 
+def launch_failed(message: str) -> Judgement:
+    """Nothing was started: the command, its folder or its rights are wrong."""
+    lever = Lever("command", "none", "helps", "install it, or give the target's command its full path")
+    return reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", message, levers=(lever,))
+
+
 def by_gate(message: str) -> Judgement:
     """The test's own body refused a rung. That says nothing about memory, and the finding must not either."""
     verdict, cause, said = reason(Verdict.FAIL, Phase.READY, "gate", f"the test's own gate refused it: {message}")
@@ -45,7 +51,7 @@ def judge_end(outcome: Outcome, ledger: BootLedger) -> Judgement:
     """The verdict on an engine that did not get ready, or died: from its log, never from its exit status."""
     cause = ledger.cause
     if outcome.kind == "not_started":
-        return reason(Verdict.ERROR, Phase.ARGUMENT, "launch_failed", outcome.message)
+        return launch_failed(outcome.message)
     if outcome.kind == "late":
         return reason(Verdict.UNKNOWN, ledger.phase, "deadline_passed", outcome.message)
     if outcome.kind == "foreign":

@@ -81,6 +81,7 @@ def test_reads_pyproject(tmp_path: Path) -> None:
         ('[target.a]\nbackend = "mock"\nlimits.phase_seconds.boot = 3\n', "limits.phase_seconds", "boot"),
         ('[target.a]\nbackend = "mock"\nlimits.boot_seconds = 0\n', "limits.boot_seconds", "> 0"),
         ('[target.a]\nbackend = "mock"\nenv_file = "none.env"\n', "env_file", "none.env"),
+        ('[target.a]\nbackend = "mock"\ndevices = [0, 0]\n', "devices", "expected each once"),
         ("[targets.a]\n", "targets", "[target.NAME]"),
         ("", "no target", "[target.NAME]"),
         ("target = 3\n", "no target", "[target.NAME]"),

@@ -172,11 +172,15 @@ class Watch:
         last = self._reader.last_line[-200:]
         if now - self._phase_since > allowed:
             return Outcome(
-                kind="late", at=now, message=f"no end of phase {phase} within {allowed:g} s; last line: {last!r}"
+                kind="late",
+                at=now,
+                message=f"no end of phase {phase} within {allowed:g} s (limits.phase_seconds); last line: {last!r}",
             )
         if now - self.launched > self._limits.boot_seconds:
             allowed = self._limits.boot_seconds
             return Outcome(
-                kind="late", at=now, message=f"not ready within {allowed:g} s, in {phase}; last line: {last!r}"
+                kind="late",
+                at=now,
+                message=f"not ready within {allowed:g} s (limits.boot_seconds), in {phase}; last line: {last!r}",
             )
         return None

@@ -26,6 +26,8 @@ PLACE: Final = "place"
 """A reading of this name says which of several like things a line is about: its figures are ranks'."""
 TABLE_LINES: Final = 40
 """Lines after an allocation failure that may still be its table."""
+MOST_REPEATED: Final = 4096
+"""Milestones that are known by their look."""
 MOST_FAILURES: Final = 256
 """Failure lines kept, one per wording and process; of more than that, those that the engine outlived are forgotten."""
 
@@ -89,6 +91,9 @@ class BootState:
         self._table: tuple[int, Process] | None = None
         self._heads: list[Evidence] = []
         self._cells = 0
+        self.understood = False
+        """Every row whose plain text the last line had was recognised."""
+        self.repeated: set[tuple[tuple[CompiledRow, ...], bytes]] = set()
 
     @property
     def family(self) -> str:
@@ -123,7 +128,17 @@ class BootState:
     @property
     def settled(self) -> bool:
         """It serves, and one more line that says so says nothing new."""
-        return self.served is not None and self.requests and all(seen.survived for seen in self.failures)
+        return self.served is not None and self.requests and self.calm
+
+    @property
+    def calm(self) -> bool:
+        """No failure is open."""
+        return not self.failures or all(seen.survived for seen in self.failures)
+
+    def repeat(self, kind: Kind, speaker: bytes) -> None:
+        """Remember a piece that says nothing new when it comes again."""
+        if len(self.repeated) < MOST_REPEATED:
+            self.repeated.add((kind.rows, speaker))
 
     @property
     def waits_for_more(self) -> bool:
@@ -141,11 +156,10 @@ class BootState:
         if self._wrapped:
             self._continue(line, text, process)
         before = len(self.milestones)
-        matched = False
-        for compiled in kind.rows:
-            matched |= self._match(compiled, line, text, process, partial=partial)
+        matched = sum(self._match(compiled, line, text, process, partial=partial) for compiled in kind.rows)
+        self.understood = matched == len(kind.rows)
         if kind.trace:
-            self._traceback(line, text.text, process, matched=matched or partial)
+            self._traceback(line, text.text, process, matched=matched > 0 or partial)
         return self.milestones[before:]
 
     def _process(self, text: Text) -> Process:
@@ -162,6 +176,8 @@ class BootState:
     def _match(self, compiled: CompiledRow, line: int, text: Text, process: Process, *, partial: bool) -> bool:
         row = compiled.row
         if row.follows and not self._in_table(line, process):
+            return False
+        if compiled.needle not in text.text:
             return False
         match = compiled.main.regex.search(text.text)
         evidence = Evidence(line, text.text.strip()[:LONGEST_EVIDENCE])

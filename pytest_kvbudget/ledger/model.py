@@ -80,6 +80,11 @@ class KvCache:
     def __init__(self, ledger: BootLedger) -> None:
         self._ledger = ledger
 
+    def __repr__(self) -> str:
+        names = {"tokens": "kv_tokens", "max_concurrency": "max_concurrency", "available_bytes": "available_kv_bytes"}
+        shown = (f"{name}={self._ledger.get(fact)}" for name, fact in names.items() if fact in self._ledger.facts)
+        return f"KvCache({', '.join(shown)})"
+
     @property
     def tokens(self) -> int:
         """Capacity in tokens, over all ranks, as one number for the engine (data-parallel replica)."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import Final
 
 from pytest_kvbudget.ledger.assemble import assemble
 from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.cut import Cutter
 from pytest_kvbudget.ledger.grammar import TABLES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Row
-from pytest_kvbudget.ledger.lines import HEAD_BYTES, LineSplitter, capped
+from pytest_kvbudget.ledger.lines import LineSplitter, capped
 from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import clean
-from pytest_kvbudget.ledger.scan import Kind, Scanner
+from pytest_kvbudget.ledger.scan import Kind, Scanner, split_pieces
 from pytest_kvbudget.verdict import Phase
 
 MOST_BOOTS = 1000
@@ -24,11 +25,14 @@ LONGEST_LAST_LINE = 400
 
 
 _CLOCK = re.compile(rb"\b([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\b")
-_IDLE = (
-    re.compile(rb"Running: 0 reqs, Waiting: [1-9]"),
-    re.compile(rb"#running-req: 0,[^\n]*#queue-req: [1-9]"),
-)
-_USAGE = re.compile(rb"cache usage: ([0-9.]+)%")
+_SPEAKER_WITHIN: Final = 160
+_SPEAKER_BYTES: Final = 48
+_USAGE: Final = b" cache usage: "
+_USAGE_BYTES: Final = 8
+_PERCENT = re.compile(rb"([0-9]{1,3}(?:\.[0-9]+)?)%")
+_LOAD_BYTES: Final = 64
+_RUNNING = re.compile(rb"Running: [0-9]+ reqs, Waiting: [0-9]+ reqs")
+_IDLE = re.compile(rb"Running: 0 reqs, Waiting: [1-9]")
 _LOAD = re.compile(
     rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |#queue-req: )([0-9]+)(?:.*usage: ([0-9.]+)%)?"
 )
@@ -54,6 +58,28 @@ def scanner_of(patterns: Sequence[Row] = ()) -> Scanner:
         NotationError: for a pattern that does not compile or has no plain text to find its line by.
     """
     return Scanner((*_standard_rows(), *(CompiledRow(row, None) for row in patterns)))
+
+
+def _speaker(piece: bytes) -> bytes:
+    """The beginning of a piece, which tells who says it."""
+    end = piece.find(b")", 0, _SPEAKER_WITHIN)
+    return piece[: end + 1] if end >= 0 else piece[:_SPEAKER_BYTES]
+
+
+class _Numbers:
+    """Line numbers of the pieces of a block; ask in ascending order."""
+
+    def __init__(self, first: int, ends: bytes) -> None:
+        self._line = first
+        self._ends = ends
+        self._counted = 0
+
+    def of(self, index: int) -> int:
+        if not self._ends:
+            return self._line + index
+        self._line += self._ends.count(b"\n", self._counted, index)
+        self._counted = index
+        return self._line
 
 
 class LedgerReader:
@@ -159,22 +185,31 @@ class LedgerReader:
         survey = self._scanner.survey(block)
         quiet = survey.only_alive() and not self._state.waits_for_more
         if quiet and (not survey.picked or (self._state.settled and self._block_says_nothing_new(block))):
-            self._pass_over(block, len(survey.skeletons))
+            self._pass_over(block, survey.lines())
             return
-        lines = block.split(b"\n")
-        lines.pop()
-        number, done = self._splitter.line, 0
-        for index, kind in survey.lines():
+        pieces = survey.pieces if survey.pieces is not None else split_pieces(block)
+        numbers = _Numbers(self._splitter.line, survey.ends)
+        done = 0
+        for index, kind in survey.chosen():
             while self._state.waits_for_more and done < index:
-                self._line(number + done, lines[done], found)
+                self._piece(numbers.of(done), capped(pieces[done]), found)
                 done += 1
             done = index + 1
-            if not (kind.alive and self._state.settled and self._says_nothing_new(lines[index])):
-                self._line(number + index, lines[index], found, kind)
-        while self._state.waits_for_more and done < len(lines):
-            self._line(number + done, lines[done], found)
+            piece = pieces[index]
+            if not self._known(piece, kind):
+                self._piece(numbers.of(index), capped(piece), found)
+        while self._state.waits_for_more and done < len(pieces):
+            self._piece(numbers.of(done), capped(pieces[done]), found)
             done += 1
-        self._pass_over(block, len(lines))
+        self._pass_over(block, survey.lines())
+
+    def _known(self, piece: bytes, kind: Kind) -> bool:
+        """Whether a piece says nothing new, told by its look alone."""
+        if self._state.waits_for_more:
+            return False
+        if kind.alive:
+            return self._state.settled and self._says_nothing_new(piece)
+        return kind.repeats and self._state.calm and (kind.rows, _speaker(piece)) in self._state.repeated
 
     def _pass_over(self, block: bytes, lines: int) -> None:
         self._splitter.skip(lines)
@@ -183,24 +218,23 @@ class LedgerReader:
             start = max(block.rfind(b"\n", 0, end), block.rfind(b"\r", 0, end)) + 1
             self._last_piece = capped(block[start:end])
 
-    def _line(self, number: int, line: bytes, found: list[Milestone], kind: Kind | None = None) -> None:
-        if kind is not None and b"\r" not in line and len(line) <= HEAD_BYTES:
-            self._last_piece = line
-            self._take(number, line, kind, found, partial=False)
-            return
-        for piece in line.split(b"\r"):
-            self._piece(number, capped(piece), found)
-
     def _new_state(self) -> BootState:
         return BootState(self._family, simulated=self._simulated)
 
     def _block_says_nothing_new(self, block: bytes) -> bool:
         """`_says_nothing_new` for every line of a block at once."""
-        if self._state.starved or any(idle.search(block) for idle in _IDLE):
+        if self._state.starved or b"#queue-req: " in block:
             return False
-        usages = _USAGE.findall(block)
+        said = block.split(_USAGE)
+        if len(said) == 1:
+            return b" reqs, Waiting: " not in block
+        before = {text[-_LOAD_BYTES:] for text in said[:-1]}
+        after = {text[:_USAGE_BYTES] for text in said[1:]}
+        if any(_RUNNING.search(text) is None or _IDLE.search(text) for text in before):
+            return False
         peak = self._state.peak_usage
-        return not usages or (peak is not None and max(map(float, usages)) <= peak)
+        usages = [_PERCENT.match(text) for text in after]
+        return peak is not None and all(usage is not None and float(usage[1]) <= peak for usage in usages)
 
     def _says_nothing_new(self, piece: bytes) -> bool:
         """Of a line that only says that a settled engine serves: no request waits alone, no new peak of the usage."""
@@ -223,7 +257,7 @@ class LedgerReader:
         if not self._state.waits_for_more:
             if not kind.rows and not kind.trace:
                 return
-            if kind.alive and self._state.settled and self._says_nothing_new(piece):
+            if self._known(piece, kind):
                 return
         self._take(line, piece, kind, found, partial=partial)
 
@@ -241,3 +275,5 @@ class LedgerReader:
                 self._times[-1] = _time_of_day(piece)
             if not self._cutter.retired(text):
                 found += self._state.take(line, text, kind, partial=partial)
+                if kind.repeats and self._state.understood and not piece.startswith(b"{"):
+                    self._state.repeat(kind, _speaker(piece))

@@ -1,23 +1,33 @@
 """Which lines of a log can concern a boot at all: the fast path over gigabytes of serving.
 
-A log of gigabytes is a few kinds of lines, told apart by numbers and identifiers. Without digits and hexadecimal
-letters they become a few skeletons: each is searched once for the plain text of the grammar, and from then on its
-lines cost a lookup. Deleting letters from a line and from the text that is looked for cannot lose a match, only add
-false ones.
+A log of gigabytes is a few kinds of lines, told apart by numbers, addresses and identifiers. Of every line only the
+bytes in `KEPT` are looked at: its skeleton. Lines of one kind have one skeleton, and each skeleton is searched once for
+the plain text of the grammar, reduced to the same bytes. Deleting bytes from a line and from the text that is looked
+for cannot lose a match, only add false ones; what is found is matched again, in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.grammar.model import CompiledRow
+from pytest_kvbudget.ledger.notation import has_places
 
-_DELETED: Final = b"0123456789abcdef"
+KEPT: Final = b'\nABCDEFGHIJKLMNOPQRSTUVWXYZ ghjklmqrstuvwxyz/[]_"#|*!='
+"""Enough letters to tell the grammar's text from what a serving engine says, and few enough to be quick."""
+_DELETED: Final = bytes(byte for byte in range(256) if byte not in KEPT and byte != 0x0D)
+_ENDS: Final = bytes.maketrans(b"\r", b"\n")
+_NO_END: Final = bytes(byte for byte in range(256) if byte not in b"\r\n")
 _TRACE: Final = ("Traceback (most recent call last)", 'File "', "Error", "Exception", "KeyboardInterrupt", "Exit")
 
 _ALIVE: Final = frozenset({"alive", "asked"})
 _STARTS: Final = frozenset({"start", "plan", "engine"})
+
+QUOTES: Final = (b"Received request ", b"Receive: obj=", b"Finish: obj=", b"Generated response ")
+"""Lines that quote what clients wrote: whatever they contain, the engine did not say it."""
+QUOTE_WITHIN: Final = 240
+"""Bytes of a line in which the quotation begins, prefixes included."""
 
 LONGEST_SKELETON: Final = 1024
 """Bytes; longer skeletons are not remembered."""
@@ -36,28 +46,40 @@ class Kind(NamedTuple):
     """Can only say that the engine still serves: most lines of a long log."""
     starts: bool
     """May be the first line of a boot."""
+    repeats: bool
+    """Says no figure and no failure: a second one of the same process says nothing new."""
+    quotes: bool
+    """May quote a client: then only `Scanner.quotes_somebody` tells."""
 
 
 class Survey(NamedTuple):
-    """The lines of a block, by skeleton."""
+    """The pieces of a block, by skeleton."""
 
     skeletons: list[bytes]
-    """One per line."""
+    """One per piece."""
     picked: dict[bytes, Kind]
     """Skeletons that can concern a boot."""
+    ends: bytes
+    r"""How each piece ends, ``\r`` or ``\n``; empty where all end in ``\n``."""
+    pieces: list[bytes] | None
+    """The pieces, where the survey needed them."""
 
     def only_alive(self) -> bool:
         """No line can say more than that the engine serves."""
         return all(kind.alive for kind in self.picked.values())
 
-    def lines(self) -> Iterator[tuple[int, Kind]]:
-        """Indices of the lines that can concern a boot, and what each can be."""
+    def lines(self) -> int:
+        """Lines of the block."""
+        return self.ends.count(b"\n") if self.ends else len(self.skeletons)
+
+    def chosen(self) -> Iterator[tuple[int, Kind]]:
+        """Indices of the pieces that can concern a boot, and what each can be."""
         picked = self.picked
         if picked:
-            yield from ((index, picked[line]) for index, line in enumerate(self.skeletons) if line in picked)
+            yield from ((index, picked[piece]) for index, piece in enumerate(self.skeletons) if piece in picked)
 
 
-_NOTHING: Final = Kind((), trace=False, alive=False, starts=False)
+NOTHING: Final = Kind((), trace=False, alive=False, starts=False, repeats=False, quotes=False)
 
 
 class Scanner:
@@ -67,24 +89,50 @@ class Scanner:
         """``rows``: the grammar."""
         self._needles: dict[bytes, list[CompiledRow]] = {}
         for compiled in rows:
-            self._needles.setdefault(skeleton_of(compiled.row.literal_needle().encode()), []).append(compiled)
+            self._needles.setdefault(skeleton_of(compiled.needle.encode()), []).append(compiled)
         self._trace = tuple(skeleton_of(word.encode()) for word in _TRACE)
+        self._quotes = tuple(skeleton_of(quote) for quote in QUOTES)
         self._kinds: dict[bytes, Kind] = {}
 
     def kind(self, piece: bytes) -> Kind:
         """What one piece of a line can be."""
-        return self._kind(skeleton_of(piece))
+        kind = self._kind(skeleton_of(piece))
+        return NOTHING if kind.quotes and quotes_somebody(piece) else kind
 
     def survey(self, block: bytes) -> Survey:
-        """What the lines of ``block`` can be; ``block`` is whole lines, with the end of the last one."""
+        """What the pieces of ``block`` can be; ``block`` is whole lines, with the end of the last one."""
         skeletons = skeleton_of(block).split(b"\n")
         skeletons.pop()
-        picked = {}
+        ends = block.translate(None, _NO_END) if b"\r" in block else b""
+        picked: dict[bytes, Kind] = {}
+        unknown: list[bytes] = []
+        known = self._kinds
         for skeleton in set(skeletons):
-            kind = self._kind(skeleton)
-            if kind is not _NOTHING:
+            kind = known.get(skeleton)
+            if kind is None:
+                unknown.append(skeleton)
+            elif kind is not NOTHING:
                 picked[skeleton] = kind
-        return Survey(skeletons, picked)
+        pieces = split_pieces(block) if unknown else None
+        if pieces is not None:
+            self._learn(unknown, skeletons, pieces, picked)
+        return Survey(skeletons, picked, ends, pieces)
+
+    def _learn(
+        self, unknown: list[bytes], skeletons: list[bytes], pieces: Sequence[bytes], picked: dict[bytes, Kind]
+    ) -> None:
+        count = len(skeletons)
+        last = dict(zip(skeletons, range(count), strict=True))
+        first = dict(zip(reversed(skeletons), range(count - 1, -1, -1), strict=True))
+        for skeleton in unknown:
+            if any(quote in skeleton for quote in self._quotes):
+                place = last[skeleton]
+                # what a client wrote comes once; such a skeleton is not worth remembering
+                if place == first[skeleton] and quotes_somebody(pieces[place]):
+                    continue
+            kind = self._kind(skeleton)
+            if kind is not NOTHING:
+                picked[skeleton] = kind
 
     def _kind(self, skeleton: bytes) -> Kind:
         known = self._kinds.get(skeleton)
@@ -100,11 +148,36 @@ class Scanner:
         rows = tuple(row for needle, rows in self._needles.items() if needle in skeleton for row in rows)
         trace = any(word in skeleton for word in self._trace)
         if not rows and not trace:
-            return _NOTHING
+            return NOTHING
         events = {compiled.row.event for compiled in rows}
-        return Kind(rows, trace, alive=not trace and events <= _ALIVE, starts=bool(events & _STARTS))
+        return Kind(
+            rows,
+            trace,
+            alive=not trace and events <= _ALIVE,
+            starts=bool(events & _STARTS),
+            repeats=not trace and all(_says_where_only(compiled) for compiled in rows),
+            quotes=any(quote in skeleton for quote in self._quotes),
+        )
+
+
+def _says_where_only(compiled: CompiledRow) -> bool:
+    row = compiled.row
+    figures = any(has_places(text) for text in (row.pattern, *row.parts))
+    return not (figures or row.failure or row.event or row.flags or row.wraps)
+
+
+def quotes_somebody(piece: bytes) -> bool:
+    """Whether the piece is the engine's record of what a client wrote."""
+    return any(piece.find(quote, 0, QUOTE_WITHIN) >= 0 for quote in QUOTES)
 
 
 def skeleton_of(text: bytes) -> bytes:
-    """The text without what tells lines of one kind apart."""
-    return text.translate(None, _DELETED)
+    """The text without what tells lines of one kind apart; every end of a piece is a newline."""
+    return text.translate(_ENDS, _DELETED)
+
+
+def split_pieces(block: bytes) -> list[bytes]:
+    """The pieces of whole lines, as many as their skeletons."""
+    pieces = (block.replace(b"\r", b"\n") if b"\r" in block else block).split(b"\n")
+    pieces.pop()
+    return pieces

@@ -38,7 +38,7 @@ MARKERS: Final = {
     "both sides must plan the same KV cache",
     "kv_shape": "kv_shape(**fields): what this test asks of its engine; sizes as text ('76 MiB') or bytes",
 }
-_OURS: Final = frozenset(("boot_gate", "knife_edge", "kv_soak", "kv_shape"))
+_OURS: Final = frozenset(MARKERS) - {"ladder"}
 """Marks that are ours whatever they look like: no public suite uses these names."""
 BOOTING: Final = ("ladder", "boot_gate", "knife_edge", "kv_soak", "compile_parity")
 """Marks that boot an engine, whatever fixtures their test asks for."""
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--kvbudget-rung",
         metavar="VALUE",
-        help="boot only this rung of each ladder (tokens, or a size on an axis of bytes); proves nothing about other rungs",
+        help="boot only this rung of each ladder (a size on an axis of bytes); it proves nothing about other rungs",
     )
     add("--kvbudget-leave-serving", action="store_true", help="leave the ladder's winner serving when pytest ends")
     add("--kvbudget-require-hardware", action="store_true", help="refuse to run on a simulated target")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unittest
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import pytest
@@ -86,7 +86,16 @@ def problems(items: Iterable[pytest.Function]) -> list[str]:
                 f"{name}: is a method of unittest.TestCase, which gets no fixtures; write a function or a plain class"
             ] = None
             continue
-        for check in (_only_once, ladder_of, boot_gate_of, knife_edge_of, soak_of, shape_changes, _boots_something):
+        for check in (
+            _only_once,
+            ladder_of,
+            boot_gate_of,
+            knife_edge_of,
+            soak_of,
+            _parity,
+            shape_changes,
+            _boots_something,
+        ):
             try:
                 check(item)
             except MarkerError as error:
@@ -217,6 +226,12 @@ def soak_of(item: pytest.Item) -> KvSoak | None:
     return asked
 
 
+def _parity(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("compile_parity")
+    if mark is not None and (mark.args or mark.kwargs):
+        raise MarkerError("@pytest.mark.compile_parity: takes no arguments")
+
+
 def shape_changes(item: pytest.Item) -> dict[str, Any]:
     """What a test's ``kv_shape`` marks change, the closest mark winning; ``env`` of all marks together.
 
@@ -250,3 +265,9 @@ def _keywords(mark: pytest.Mark) -> Mapping[str, Any]:
         accepted = MARKERS[mark.name].partition(":")[0]
         raise MarkerError(f"@pytest.mark.{mark.name}: takes keyword arguments only, got {mark.args[0]!r}: {accepted}")
     return mark.kwargs
+
+
+_CHECKS: Final = (
+    *(_only_once, ladder_of, boot_gate_of, knife_edge_of, soak_of, _parity, shape_changes),
+    _boots_something,
+)

@@ -190,7 +190,8 @@ def _explain(ladder: Ladder, rung: Rung) -> str:
     lines = []
     if finding is not None:
         low = "nothing passed" if finding.value is None else f"{finding.value:,} passed"
-        high = "nothing above it failed" if finding.failed_at is None else f"{finding.failed_at:,} failed"
+        nothing = "nothing failed" if finding.value is None else "nothing above it failed"
+        high = nothing if finding.failed_at is None else f"{finding.failed_at:,} failed"
         lines += [finding.sentence, f"bracket on {finding.axis.name}: {low}, {high}"]
     lines += [f"finding: {ladder.finding_path}", "the deciding boot:", *_boot_lines(rung)]
     return "\n".join(lines)

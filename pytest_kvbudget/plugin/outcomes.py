@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 
 from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.plugin.checks import boot_gate_of
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
-from pytest_kvbudget.plugin.checks import boot_gate_of
 from pytest_kvbudget.plugin.session import KvSession, capacity
 from pytest_kvbudget.plugin.survival import CHECKED
 from pytest_kvbudget.plugin.wording import boot_failure, described

@@ -49,7 +49,11 @@ class PhaseEnd:
 
 
 def run_phase(
-    item: pytest.Item, when: When, *, around: AbstractContextManager[None] | None = None, **arguments: Any
+    item: pytest.Item,
+    when: When,
+    *,
+    around: AbstractContextManager[None] | None = None,
+    **arguments: Any,  # noqa: ANN401 - the hook's own
 ) -> PhaseEnd:
     """Run one phase without logging its report. What ends the session passes through."""
     config = item.config

@@ -37,7 +37,8 @@ def _claim(finding: Finding) -> str:
         case FindingKind.EMPTY:
             where = failed or amount(axis.name, axis.floor)
             return (
-                f"The lowest rung of this ladder, {where}, was booted and {_how(finding)}. No rung above it can count."
+                f"Nothing on this ladder passes: its lowest rung, {where}, was booted and {_how(finding)}. The rungs "
+                "above it ask for more."
             )
         case FindingKind.UNDECIDED:
             so_far = f"The largest rung that passed is {passed}. " if passed else "No rung passed. "

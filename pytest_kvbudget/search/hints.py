@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgspec
+from msgspec.structs import replace
 
 from pytest_kvbudget.budget.neuron import MINIMUM_KV_BYTES
 from pytest_kvbudget.search.knobs import TICKS
@@ -22,6 +22,9 @@ KV_LIMIT: Final = "kv_check"
 DEVICE_LIMIT: Final = "device_memory"
 COMPILE_LIMIT: Final = "compile"
 ARENA_LIMIT: Final = "expert_arena"
+SHRINKS: Final = 1.05
+"""What a compiled program loses with each byte of its KV cache: scratch and rings that go with the cache too (Neuron
+document, section 2: a larger cache changes the graph and its memory)."""
 RESERVE_FACTOR: Final = 1.08
 """What the RDNA4 fork's plan reserves for a window over its registry's price (RDNA4 budget document, section 1)."""
 
@@ -75,14 +78,13 @@ def sweep_hint_from(
     rate = _knob_rate(ledger, knob)
     window = shape.max_model_len or _whole(ledger, "max_model_len")
     found = [
-        _compile_limit(ledger, rate),
+        _compile_limit(ledger, None if rate is None else SHRINKS * rate),
         _device_limit(ledger, rate, free_bytes),
         _minimum_limit(ledger, knob, shape),
         _kv_limit(ledger, knob.name, shape, windows, scaled=False) if window else None,
     ]
-    return Hint(
-        limits=tuple(msgspec.structs.replace(limit, bytes_per_unit=rate) for limit in found if limit is not None)
-    )
+    rated = (limit if limit is None or limit.bytes_per_unit else replace(limit, bytes_per_unit=rate) for limit in found)
+    return Hint(limits=tuple(limit for limit in rated if limit is not None))
 
 
 def _knob_rate(ledger: BootLedger, knob: Knob) -> float | None:
@@ -234,7 +236,9 @@ def _device_rate(ledger: BootLedger, axis: str, shape: Shape, *, scaled: bool) -
 
 def _device_limit(ledger: BootLedger, rate: float | None, free_bytes: int | None) -> Limit | None:
     """Memory left on the device after a boot, or what an allocation that failed was short of: at least that."""
-    tried, free = _fact(ledger, "tried_alloc_bytes"), _fact(ledger, "free_bytes")
+    tried = _fact(ledger, "tried_alloc_bytes")
+    # the Neuron worker prints what was free after loading the weights, not when an allocation failed
+    free = None if _compiles(ledger) else _fact(ledger, "free_bytes")
     if ledger.cause is not None:
         if tried is not None and free is None and float(tried.value) > 0:
             # less was free than that: anything down to nothing

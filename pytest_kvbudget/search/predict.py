@@ -47,6 +47,8 @@ class Predict:
     """What a boot that passes and one that fails take: rungs that are worth the same are told apart by it."""
     sight: float | None = None
     """Value below which there is nothing to look for unless the bracket says so."""
+    spare: int = 0
+    """Boots beyond `boot_bound` that it may need at worst."""
     name: str = "predict"
 
     def next_index(self, axis: Axis, history: tuple[Trial, ...]) -> int | None:
@@ -54,7 +56,7 @@ class Predict:
         bracket = bracket_of(axis, history)
         if bracket.closed:
             return None
-        boots_left = boot_bound(axis) - len(history)
+        boots_left = boot_bound(axis) + self.spare - len(history)
         wanted = self._told(axis, history, bracket)
         if wanted is None:
             in_sight = self._in_sight(axis, bracket)
@@ -79,7 +81,7 @@ class Predict:
             if wanted is None:
                 wanted = next_of_batch(chances, chosen, count + len(pending))
             if not chosen:
-                wanted = _kept(wanted, bracket, boot_bound(axis) - rounds)
+                wanted = _kept(wanted, bracket, boot_bound(axis) + self.spare - rounds)
             chosen.append(wanted)
             added.append(wanted)
             wanted = None

@@ -94,7 +94,7 @@ class Sweep:
         self._fine_step, self._confirm, self._max_boots = fine_step, confirm, max_boots
         self._noise, self._cold_extra_bytes, self._classes = noise, cold_extra_bytes, classes
         self._key, self._maximum = key or SweepKey(), maximum
-        self._strategy = strategy or Predict()
+        self._strategy = strategy or Predict(spare=1)
         if start is not None and isinstance(self._strategy, (Predict, OneStep)):
             self._strategy = replace(self._strategy, first=self._mirror(start))
         self._short: dict[int, Trial] = {}

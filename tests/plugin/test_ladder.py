@@ -53,6 +53,9 @@ def test_each_rung_is_a_row_and_only_the_finding_is_a_test(project: Project, how
     assert row["kvbudget.simulated"] == "true"
     assert row["kvbudget.record"].endswith("attempt.json")
     assert properties(cases["test_window"])["kvbudget.value"] == str(WINNER)
+    assert properties(cases["test_window"])["kvbudget.simulated"] == "true"
+    boots = [properties(cases[f"test_window[max_model_len={value}]"])["kvbudget.boot"] for value, _ in shown]
+    assert boots == ["1", "2", "3"][: len(shown)]
     assert not any(case.find("failure") is not None or case.find("error") is not None for case in cases.values())
 
 
@@ -63,6 +66,7 @@ def test_the_end_of_the_session_sums_up_each_finding(project: Project, how: tupl
     result = project.run(*how)
 
     result.stdout.fnmatch_lines(["*= kvbudget =*", "test_it.py::test_window:", f"*{WINNER:,}*", "page:*.html"])
+    result.stdout.fnmatch_lines(["one rung again: pytest test_it.py::test_window --kvbudget-rung VALUE"])
     page = next(line for line in result.outlines if line.startswith("page:")).split()[-1]
     assert project.path.joinpath(page).is_file()
 
@@ -88,7 +92,7 @@ def test_a_ladder_on_which_nothing_passes_fails_its_test_with_cause_and_record(
     result.stdout.fnmatch_lines(
         ["nothing passes*", "bracket on max_model_len: nothing passed*", "finding: *finding.json"]
     )
-    result.stdout.fnmatch_lines(["the deciding boot:", "*the last 20 lines of its log:"])
+    result.stdout.fnmatch_lines(["the deciding boot:", "FAIL max_model_len=57344 *", "  evidence  line *"])
 
 
 def test_no_row_stops_the_run_at_the_first_failure(project: Project) -> None:
@@ -227,7 +231,9 @@ def test_a_rung_alone_is_booted_once_and_proves_no_boundary(project: Project) ->
 
     passing.assert_outcomes(passed=2)
     failing.assert_outcomes(passed=1, failed=1)
-    failing.stdout.fnmatch_lines([f"rung max_model_len={ABOVE}: FAIL"])
+    said = "it proves nothing about other rungs"
+    passing.stdout.fnmatch_lines([f"rung max_model_len={WINNER}: PASS; {said}", "record: *attempt.json"])
+    failing.stdout.fnmatch_lines([f"rung max_model_len={ABOVE}: FAIL; {said}", "  record *attempt.json"])
     assert rows(passing.outlines) == [(str(WINNER), "PASS")]
     assert [record.verdict for record in project.attempts()] == [Verdict.PASS, Verdict.FAIL]
     assert project.findings() == []
@@ -250,3 +256,23 @@ def test_window(kv_rung): pass
     for record in project.attempts():
         assert record.environment["EXTRA"] == "1"
         assert record.shape.max_num_seqs == 3
+
+
+ALONE = {"floor": "4096", "start": "131072", "between": "50000"}
+
+
+@pytest.mark.parametrize("rung", ALONE.values(), ids=ALONE.keys())
+def test_a_rung_that_the_ladder_has_not_is_an_error_that_names_it(project: Project, rung: str) -> None:
+    project.tests(LADDER)
+
+    here = project.run("--kvbudget-rung", rung)
+    workers = project.run("-n2", "--kvbudget-rung", rung)
+
+    said = (
+        f"--kvbudget-rung {rung} is no rung of test_it.py::test_window: max_model_len from 65536 down to 16384 by 4096"
+    )
+    assert here.ret == pytest.ExitCode.USAGE_ERROR
+    here.stderr.fnmatch_lines([f"ERROR: kvbudget: {said}; the nearest is *"])
+    workers.assert_outcomes(passed=1, failed=1)
+    workers.stdout.fnmatch_lines([f"{said}*"])
+    assert project.attempts() == []

@@ -123,7 +123,7 @@ def test_a_bare_boot_gate_boots_whatever_the_test_asks_for(project: Project) -> 
 UNHEARD = {
     "boot_gate(window=2)": "*boot_gate: unknown argument 'window'; accepted are windows, min_tokens*",
     "boot_gate(2)": "*boot_gate: takes keyword arguments only, got 2*windows=1, min_tokens=None*",
-    "ladder('max_model_len', 262144, 131072)": "*ladder: takes keyword arguments only, got 'max_model_len'*start, floor*",
+    "ladder('max_model_len', 262144, 131072)": "*ladder: takes keyword arguments only, got 'max_model_len'*start*",
     "ladder(262144)": "*ladder: takes keyword arguments only, got 262144*",
     "ladder(strat=7, flor=3)": "*ladder: unknown argument 'strat'; accepted are axis, start, floor*",
     "ladder(high=262144, low=131072)": "*ladder: unknown argument 'high'; accepted are axis, start, floor*",

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from pytest_kvbudget.verdict import Verdict
-from tests.conftest import Project, rows
+from tests.conftest import Project, properties, rows
 
 DISTRIBUTIONS = pytest.mark.parametrize("how", [(), ("-n2",)], ids=["here", "n2"])
 
@@ -62,6 +62,60 @@ def test_without_configuration_the_target_is_simulated_and_the_run_says_so(
     )
     (record,) = project.attempts()
     assert record.target.simulated
+
+
+@DISTRIBUTIONS
+@pytest.mark.parametrize("quiet", ["-q", "-qq"])
+def test_a_simulated_target_closes_the_run_however_quiet_it_is(
+    project: Project, how: tuple[str, ...], quiet: str
+) -> None:
+    project.tests(BOOT + LADDER)
+
+    named = project.run(*how, quiet, "--junitxml=junit.xml")
+    (project.path / "kvbudget.toml").unlink()
+    found_none = project.run(*how, quiet, "-k", "test_boots", "--junitxml=none.xml")
+
+    said = "kvbudget: SIMULATED target {}: no number of this run is a measurement"
+    assert named.outlines.count(said.format("card")) == 1
+    none = f"{said.format('mock-r9700')}; no configuration was found, so the built-in target was used"
+    assert found_none.outlines.count(none) == 1
+    for case in project.junit().values():
+        assert properties(case)["kvbudget.simulated"] == "true"
+        assert "kvbudget.toml [target.card]" in properties(case)["kvbudget.configured_in"]
+    assert 'name="kvbudget.configured_in" value="built-in"' in (project.path / "none.xml").read_text()
+
+
+@DISTRIBUTIONS
+@pytest.mark.parametrize("archive", ["file", "file/below"])
+def test_an_archive_that_cannot_be_is_a_usage_error(project: Project, how: tuple[str, ...], archive: str) -> None:
+    (project.path / "file").touch()
+    project.tests(BOOT)
+
+    result = project.run(*how, "--kvbudget-archive", archive)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [f"ERROR: kvbudget: --kvbudget-archive: */{archive} cannot hold records: */file is no *"]
+    )
+
+
+def test_details_of_a_boot_gate_that_passed_are_there_for_those_who_ask(project: Project) -> None:
+    project.tests("""
+import pytest
+@pytest.mark.boot_gate(windows=2)
+@pytest.mark.kv_shape(max_model_len=20_480)
+def test_holds(): pass
+""")
+
+    plain, verbose = project.run(), project.run("-v")
+
+    plain.stdout.no_fnmatch_line("*boot_gate PASS*")
+    verbose.stdout.fnmatch_lines(
+        [
+            "test_it.py::test_holds: boot_gate PASS: the KV cache holds 51,200 tokens*, 2.50 windows of 20,480",
+            "record: *attempt.json",
+        ]
+    )
 
 
 WRONG = {
@@ -165,6 +219,7 @@ def test_a_dry_run_shows_commands_environment_and_first_rungs_and_starts_nothing
     result.stdout.fnmatch_lines(
         [
             "kvbudget dry run: nothing is started*",
+            "port 8000 stands for a free one*",
             "test_it.py::test_boots",
             "  shape: *max_model_len=4096*",
             "  env: EXTRA=shown",

@@ -61,7 +61,84 @@ def test_a_body_that_raises_ends_the_ladder_as_error_after_one_boot(project: Pro
     assert [verdict for _, verdict in rows(result.outlines)] == ["ERROR"]
     (finding,) = project.findings()
     assert finding.finding.kind is FindingKind.ERROR
-    result.stdout.fnmatch_lines(["*no such metric*", "bracket on max_model_len: nothing passed*"])
+    result.stdout.fnmatch_lines(["*no such metric*", "bracket on max_model_len: nothing passed, nothing failed"])
+
+
+MADE_BY_THE_TEST = {
+    "error": ("1 / 0", "ERROR", "    1 / 0", "E   ZeroDivisionError: division by zero"),
+    "gate": ("held(kv_rung)", "FAIL", "    assert int(rung) < 0, 'too few'", "E   AssertionError: too few"),
+}
+
+
+@pytest.mark.parametrize(("body", "verdict", "code", "error"), MADE_BY_THE_TEST.values(), ids=MADE_BY_THE_TEST)
+@DISTRIBUTIONS
+def test_what_the_body_did_wrong_is_shown_with_line_traceback_and_output(
+    project: Project, how: tuple[str, ...], body: str, verdict: str, code: str, error: str
+) -> None:
+    project.tests(f"""
+import sys
+import pytest
+
+def held(rung):
+    assert int(rung) < 0, 'too few'
+
+@pytest.mark.ladder(start=49_152, floor=49_152)
+def test_window(kv_rung):
+    print("said", int(kv_rung))
+    print("complained", file=sys.stderr)
+    {body}
+""")
+    line = 6 if "held" in body else 12
+
+    result = project.run(*how)
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"test_it.py::test_window[[]max_model_len=49152[]] {verdict} *(test_it.py:{line})*"])
+    result.stdout.fnmatch_lines(["the test's own code:", f"test_it.py:{line}: in *", code, error])
+    result.stdout.fnmatch_lines(
+        ["*Captured stdout call of max_model_len=49152*", "said 49152", "*Captured stderr call*", "complained"]
+    )
+    result.stdout.no_fnmatch_line("*of its log*")
+    (record,) = project.attempts()
+    assert f"(test_it.py:{line})" in record.message
+
+
+def test_output_of_both_halves_of_the_proof_is_shown_where_it_is_asked_for(project: Project) -> None:
+    project.tests(BODY.format(body="print('said', int(kv_rung)); assert int(kv_rung) < 49_152"))
+
+    quiet, told = project.run(), project.run("-rP")
+
+    quiet.stdout.no_fnmatch_line("said *")
+    told.stdout.fnmatch_lines(["*Captured stdout call of max_model_len=45056*", "said 45056"])
+    told.stdout.fnmatch_lines(["*Captured stdout call of max_model_len=49152*", "said 49152"])
+
+
+@pytest.mark.parametrize("mock", ["faults = { die_in = 'weights_load' }", ""], ids=["silent", "said"])
+def test_the_end_of_the_log_is_shown_where_no_line_of_it_says_why(project: Project, mock: str) -> None:
+    project.configure(mock=mock)
+    project.tests("""
+import pytest
+@pytest.mark.kv_shape(max_model_len=65_536)
+def test_boots(kv_engine): pass
+""")
+
+    output = project.run().stdout.str()
+
+    assert ("log ends" in output) is bool(mock)
+    assert ("evidence " in output) is not mock
+
+
+@DISTRIBUTIONS
+def test_a_body_that_expects_to_fail_is_xfail_of_the_test_and_no_refusal(
+    project: Project, how: tuple[str, ...]
+) -> None:
+    project.tests(BODY.format(body="pytest.xfail('known')"))
+
+    result = project.run(*how, "-rx")
+
+    result.assert_outcomes(xfailed=1)
+    result.stdout.fnmatch_lines(["XFAIL test_it.py::test_window - known"])
+    assert [record.verdict for record in project.attempts()] == [Verdict.PASS]
 
 
 @DISTRIBUTIONS
@@ -174,7 +251,7 @@ def test_boots(kv_engine): pass
     result = project.run(*how, "--junitxml=junit.xml")
 
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["FAIL *", "*kv_check*", "the last 20 lines of its log:"])
+    result.stdout.fnmatch_lines(["FAIL *", "*kv_check*", "  evidence  line *"])
     result.stdout.no_fnmatch_line("*session.py*")
     (record,) = project.attempts()
     assert record.verdict is Verdict.FAIL
@@ -226,25 +303,50 @@ def test_window(): pass
     assert finding.finding.bounded_by.by_gate
 
 
-def test_an_interrupt_ends_engines_and_keeps_what_was_found(project: Project) -> None:
-    project.tests("""
-import os
-import signal
-import pytest
+DURING = {
+    "body": """
 @pytest.mark.ladder(start=65_536, floor=16_384, strategy="step")
 def test_window(kv_rung):
     os.kill(os.getpid(), signal.SIGINT)
-""")
+""",
+    "boot": """
+@pytest.fixture
+def kv_shape(kv_shape):
+    if kv_shape.max_model_len < 65_536:
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return kv_shape
+
+@pytest.mark.ladder(start=65_536, floor=16_384, strategy="step")
+def test_window(kv_rung): pass
+""",
+}
+
+
+@pytest.mark.parametrize("source", DURING.values(), ids=DURING.keys())
+def test_an_interrupt_ends_engines_and_keeps_what_was_found(project: Project, source: str) -> None:
+    if "Timer" in source:
+        # seconds after the refusal that comes first: in the middle of the second boot
+        project.configure(mock="seconds = { graph_capture = 20 }")
+    project.tests(f"import os, signal, threading\nimport pytest\n{source}")
 
     result = project.run()
 
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    (finding,) = project.findings()
-    assert finding.finding.kind is FindingKind.UNDECIDED
-    assert finding.finding.failed_at == 65_536
+    (record,) = project.findings()
+    assert record.finding.kind is FindingKind.UNDECIDED
+    assert record.finding.failed_at == 65_536
     *_, last = project.attempts()
+    assert last.verdict is Verdict.UNKNOWN
+    assert last.message.startswith("interrupted: ")
     assert last.memory[-1].moment == "released"
     assert last.memory[-1].devices[0].used_bytes == last.memory[0].devices[0].used_bytes
+    assert len(record.attempts) == 2
+    result.stdout.fnmatch_lines(["*= kvbudget =*", "test_it.py::test_window:", "*65,536 failed*"])
+    result.stdout.fnmatch_lines(["   1  65,536  FAIL *", "   2  49,152  UNKNOWN  interrupted*"])
+    result.stdout.fnmatch_lines(["page:*ladder.html", "kvbudget: SIMULATED target card*"])
+    (page,) = project.path.rglob("ladder.html")
+    assert "interrupted" in page.read_text()
+    assert (page.parent / record.attempts[-1]).with_name("rung.html").is_file()
 
 
 def test_an_engine_that_dies_under_the_body_is_memory_and_not_the_bodys_error(project: Project) -> None:

@@ -38,6 +38,9 @@ def test_pytest_html_has_a_row_with_verdict_and_links_for_each_rung(project: Pro
     blob = re.search(r'data-jsonblob="([^"]*)"', page)
     assert blob is not None
     cases = json.loads(html.unescape(blob[1]))["tests"]
+    logs = {name: case["log"] for name, (case, *_) in cases.items()}
+    refused = logs["test_it.py::test_window[max_model_len=53248]"]
+    assert refused.startswith("FAIL: kv_check: one request of 53,248 tokens needs "), refused
     column = {
         name: next(cell for cell in case["resultsTableRow"] if "col-kvbudget" in cell)
         for name, (case, *_) in cases.items()
@@ -47,7 +50,7 @@ def test_pytest_html_has_a_row_with_verdict_and_links_for_each_rung(project: Pro
         "test_it.py::test_window[max_model_len=40960]": "PASS",
         "test_it.py::test_window[max_model_len=45056]": "PASS",
         "test_it.py::test_window[max_model_len=49152]": "PASS",
-        "test_it.py::test_window": "proven",
+        "test_it.py::test_window": "PROVEN",
         "test_it.py::test_boots": "PASS",
     }
     assert column == {name: f'<td class="col-kvbudget">{verdict}</td>' for name, verdict in verdicts.items()}
@@ -106,6 +109,27 @@ def test_the_debugger_opens_at_a_gate_and_the_ladder_goes_on(project: Project) -
         terminal.expect(r"1 passed")
 
     assert {finding.finding.value for finding in project.findings()} == {45_056}
+
+
+def test_the_debugger_opens_once_and_leaving_it_keeps_what_was_found(project: Project) -> None:
+    project.tests(LADDER.format(body="assert int(kv_rung) < 0"))
+
+    with pytest_on_a_terminal(project.path, "--pdb", "test_it.py") as terminal:
+        terminal.expect(r"\(Pdb\) ")
+        terminal.send("q")
+        terminal.expect("= kvbudget =")
+        terminal.expect("53,248  FAIL")
+        terminal.expect("40,960  UNKNOWN  interrupted")
+
+    assert [record.verdict for record in project.attempts()] == [Verdict.FAIL, Verdict.UNKNOWN]
+
+
+def test_the_debugger_does_not_open_at_the_finding(project: Project) -> None:
+    project.tests(LADDER.format(body="pass").replace("40_960", "53_248"))
+
+    with pytest_on_a_terminal(project.path, "--pdb", "test_it.py") as terminal:
+        terminal.expect("nothing passes")
+        terminal.expect("1 failed")
 
 
 def test_a_terminal_shows_the_phase_while_a_boot_runs(project: Project) -> None:

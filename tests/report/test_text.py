@@ -31,7 +31,7 @@ CAUSES = st.builds(
 def test_a_failure_says_what_happened_what_to_turn_and_where_to_look() -> None:
     lines = attempt_lines(attempt(245_760, Verdict.FAIL), where=Path("runs/r1/w/attempt.json"))
     assert lines == [
-        "FAIL max_model_len=245760 ≥ 2 min 39 s",
+        "FAIL max_model_len=245760 (≥ 2 min 39 s)",
         "            Graph capture asked for 76.00 MiB with 0 B free on Worker_TP0.",
         "  where     graph capture on Worker_TP0 (graph_capture_oom)",
         "  numbers   tried to allocate 76.00 MiB, free 0 B, short by 76.00 MiB",

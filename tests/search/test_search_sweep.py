@@ -370,7 +370,7 @@ def test_every_window_is_found_within_the_bound_whatever_the_hints_say(
     assert len(booted) == len(set(booted)) == finding.boots
     assert {finding.value, finding.failed_at} - {None} <= set(booted)
     if way == "predict":
-        assert len(booted) <= math.ceil(math.log2(len(grid) + 1)) + 2
+        assert len(booted) <= math.ceil(math.log2(len(grid) + 1)) + 3
 
 
 @settings(max_examples=200, deadline=None)

@@ -455,6 +455,14 @@ SERVING: Final = (
     Row(pattern=r"Application startup complete", phase=Phase.READY, scope="api", event="served"),
     Row(pattern=r"Uvicorn running on ", phase=Phase.READY, scope="api", event="served"),
     Row(
+        pattern=r"Running: {running:count} reqs, Swapped: \d+ reqs, Pending: {waiting:count} reqs",
+        needle=" reqs, Swapped: ",
+        scope="api",
+        event="alive",
+        parts=(r"GPU KV cache usage: {kv_usage_pct:percent}%",),
+        releases="V0",
+    ),
+    Row(
         pattern=r"\d+ reqs, Waiting: {waiting:count} reqs",
         needle=" reqs, Waiting: ",
         scope="api",
