@@ -168,19 +168,11 @@ class Watch:
     def _late(self) -> Outcome | None:
         now = time.monotonic()
         phase = self._reader.phase
-        allowed = self._limits.phase_seconds.get(phase, self._limits.phase_default_seconds)
-        last = self._reader.last_line[-200:]
-        if now - self._phase_since > allowed:
-            return Outcome(
-                kind="late",
-                at=now,
-                message=f"no end of phase {phase} within {allowed:g} s (limits.phase_seconds); last line: {last!r}",
-            )
-        if now - self.launched > self._limits.boot_seconds:
-            allowed = self._limits.boot_seconds
-            return Outcome(
-                kind="late",
-                at=now,
-                message=f"not ready within {allowed:g} s (limits.boot_seconds), in {phase}; last line: {last!r}",
-            )
-        return None
+        in_phase_s = self._limits.phase_seconds.get(phase, self._limits.phase_default_seconds)
+        if now - self._phase_since > in_phase_s:
+            said = f"no end of phase {phase} within {in_phase_s:g} s (limits.phase_seconds)"
+        elif now - self.launched > self._limits.boot_seconds:
+            said = f"not ready within {self._limits.boot_seconds:g} s (limits.boot_seconds), in {phase}"
+        else:
+            return None
+        return Outcome(kind="late", at=now, message=f"{said}; last line: {self._reader.last_line[-200:]!r}")
