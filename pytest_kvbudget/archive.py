@@ -59,10 +59,11 @@ class RunArchive:
         """A new folder for one boot. An existing one is never reused: a record is not overwritten by another boot."""
         base = self.test_folder(test) / _safe(rung or "boot")
         suffix = number
+        base.parent.mkdir(parents=True, exist_ok=True)
         while True:
             folder = base if suffix == 1 else base.with_name(f"{base.name}#{suffix}")
             try:
-                folder.mkdir(parents=True)
+                folder.mkdir()
             except FileExistsError:
                 suffix += 1
                 continue

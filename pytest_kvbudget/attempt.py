@@ -20,6 +20,7 @@ from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device.model import ProbeError
 from pytest_kvbudget.device.trace import LAUNCH, TRACE_FILE, MemoryTrace, WindowMemory
 from pytest_kvbudget.engine.client import EngineClient
+from pytest_kvbudget.engine.health import Health, probe
 from pytest_kvbudget.engine.kernel import KernelKill, killed_for_memory
 from pytest_kvbudget.engine.model import (
     Backend,
@@ -159,8 +160,13 @@ class Attempt:
 
     @property
     def serving(self) -> bool:
-        """An engine of ours is up and has not died as far as the keeper knows."""
-        return self._watch is not None and not self._closed and self._watch.look() is None
+        """An engine of ours is up, and neither it nor its core has died as far as the keeper knows."""
+        return self._watch is not None and not self._closed and self._watch.living
+
+    @property
+    def answering(self) -> bool:
+        """Its health endpoint says 200."""
+        return self._command is not None and probe(self._command.host, self._command.port) is Health.READY
 
     @property
     def url(self) -> str:
@@ -202,7 +208,13 @@ class Attempt:
         if not self._wait_clean() or not self._plan():
             return
         target = self._loaded.target
-        port = target.port or free_port(target.host)
+        try:
+            port = target.port or free_port(target.host)
+        except OSError as error:
+            self._decide(
+                *launch_failed(f"host {target.host!r} is no address of this machine: {error.strerror or error}")
+            )
+            return
         self._command = command = self._backend.render(self._loaded, self.request.shape, self._lease.devices, port)
         self.record.command = command_without_secrets(command.argv)
         self.record.environment = without_secrets(command.env_added)
@@ -259,7 +271,7 @@ class Attempt:
             readings = ()
         except TimeoutError as error:
             self._timed(clean_wait_s=time.monotonic() - begun)
-            self._decide(*reason(Verdict.ERROR, Phase.WORKER_INIT, "devices_busy", str(error)))
+            self._decide(*reason(Verdict.ERROR, Phase.WORKER_INIT, "devices_not_clean", str(error)))
             return False
         self._timed(clean_wait_s=time.monotonic() - begun)
         if readings:
@@ -337,9 +349,15 @@ class Attempt:
         """The body is over. An engine that died under it is not a pass; gates on memory have the last word.
 
         Args:
-            failed: the body raised something: then a dying engine is waited for, since it may be why.
+            failed: the body raised something: then it is not for the gates to judge.
         """
-        if self.record.verdict is not Verdict.PASS or self._died(wait=failed) or failed or self.record.survival:
+        if self.record.verdict is not Verdict.PASS or self._died(wait=True) or failed:
+            return
+        if not self.answering:
+            said = f"the engine lives, and {self.url}/health answers no more"
+            self._decide(*reason(Verdict.UNKNOWN, Phase.REQUEST, "health_lost", said))
+            return
+        if self.record.survival is not None:
             return
         judged = self._judge_memory(self._gates(self._loaded.target.limits.min_free), since=LAUNCH)
         if judged is not None:
@@ -425,7 +443,7 @@ class Attempt:
 
     def _died(self, *, wait: bool) -> bool:
         """Whether the engine is dead; if so, its end is judged from its log and becomes the verdict."""
-        if self._watch is None:
+        if self._watch is None or self._closed:
             return False
         dead = self._watch.until_dead() if wait else self._watch.look()
         if dead is None:
@@ -468,7 +486,7 @@ class Attempt:
 
     def _teardown(self, process: EngineProcess) -> None:
         begun = time.monotonic()
-        alive = self._watch is not None and self._watch.look() is None
+        alive = self._watch is not None and self._watch.living
         healthy = alive and self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}
         self._memory.teardown()
         try:

@@ -25,6 +25,8 @@ AxisName = Literal["max_model_len", "max_num_seqs", "max_num_batched_tokens", "k
 AXES: Final[tuple[str, ...]] = get_args(AxisName)
 LARGEST_DEFAULT_BLOCK_TOKENS: Final = 128
 """Tokens of a KV block where the log does not say: vLLM's default on CPU; 16 on GPUs. The engine fills whole blocks."""
+LARGEST: Final = 2**48
+"""Of any number of a ladder: 256 TiB, or as many tokens."""
 DEFAULT_STRATEGY: Final = "predict"
 DEFAULT_QUANTUM: Final = {
     "max_model_len": 4096,  # the bonus step of the RDNA4 document's ladder
@@ -115,8 +117,8 @@ def _whole(name: str, value: object, *, size: bool) -> int:
             value = parse_size(value)
         except SizeError as error:
             raise SpecError(f"{name}: {error}") from None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecError(f"{name}={value!r}; expected a whole number of {least} or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+        raise SpecError(f"{name}={value!r}; expected a whole number from {least} to {LARGEST:,}")
     return value
 
 
@@ -188,7 +190,10 @@ class Climb:
 
     def shape(self, value: int) -> Shape:
         """The base shape at one value of the axis, with the pool that goes with it."""
-        shape = rung_shape(self.base, self.spec.axis, value, self.spec.pool)
+        try:
+            shape = rung_shape(self.base, self.spec.axis, value, self.spec.pool)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise SpecError(f"{self.spec.axis}={value}: {error}") from None
         short = self._short.get(value)
         if short is None or short.ledger is None or short.shape.kv_cache_memory_bytes is None:
             return shape

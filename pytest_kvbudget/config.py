@@ -176,6 +176,8 @@ def load(path: Path) -> Config:
     table = ""
     if path.name == "pyproject.toml":
         raw, table = raw.get("tool", {}).get("kvbudget", {}), "tool.kvbudget."
+        if not isinstance(raw, dict):
+            raise ConfigError(f"{path}: tool.kvbudget is {type(raw).__name__}; expected a table")
     unknown = sorted(set(raw) - {"target"})
     if unknown:
         raise ConfigError(f"{path}: unknown key {table}{unknown[0]}; expected only [{table}target.NAME] tables")
@@ -211,7 +213,12 @@ def decode(raw: dict[str, Any], kind: type[_T], *, where: str) -> _T:
         ConfigError: for an unknown key, a wrong type or an impossible value, naming ``where`` and the key.
     """
     if kind is Target and isinstance(raw.get("command"), str):
-        raw = {**raw, "command": shlex.split(raw["command"])}
+        try:
+            raw = {**raw, "command": shlex.split(raw["command"])}
+        except ValueError as error:
+            raise ConfigError(
+                f"{where} command: {raw['command']!r} cannot be split as a shell would: {error}"
+            ) from None
     try:
         return msgspec.convert(_prepared(raw, inspect.type_info(kind), ""), kind, strict=True)
     except _KeyError as error:

@@ -67,12 +67,16 @@ def judge_end(outcome: Outcome, ledger: BootLedger) -> Judgement:
 
 def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, ready_s: float) -> Judgement:
     """A boot that is ready still has to hold the promised windows, by the engine's own count."""
-    length = shape.max_model_len
     ready = f"ready after {ready_s:.1f} s"
-    if windows is None or length is None:
+    if windows is None:
         return Verdict.PASS, None, ready
     fitted = ledger.get("max_model_len")
-    if ledger.get("auto_fit") or (isinstance(fitted, int) and fitted < length):
+    length = shape.max_model_len or (fitted if isinstance(fitted, int) else None)
+    if length is None:
+        said = "ready, but neither the shape nor the log states the window: its capacity is unproven"
+        return reason(Verdict.UNKNOWN, Phase.READY, "capacity_unstated", said)
+    shortened = ledger.get("auto_fit") or (isinstance(fitted, int) and fitted < length)
+    if shape.max_model_len is not None and shortened:
         said = f"the engine serves a window of {fitted}, not the {length} that was asked for"
         return reason(Verdict.ERROR, Phase.READY, "window_not_served", said)
     capacity = capacity_tokens(ledger, length)

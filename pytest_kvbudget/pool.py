@@ -23,6 +23,10 @@ DRY_RUN_PORT = 8000
 """Port shown by a dry run where the target takes a free one for every boot: the engines' usual port."""
 
 
+HOLDING_WAIT_S = 60.0
+"""Longest wait for devices while this process holds others for an engine in use."""
+
+
 class PoolError(Exception):
     """An engine cannot be booted from here; the message says why and what to do."""
 
@@ -84,28 +88,34 @@ class EnginePool:
         begun = time.monotonic()
         lease = self._lease_for(request)
         lease.tell(run=self.archive.info.run, purpose=self._purpose(request.shape))
-        attempt = Attempt(
+        try:
+            attempt = self._attempt(request, lease, lease_wait_s=round(time.monotonic() - begun, 4))
+        except OSError as error:
+            lease.close()
+            raise PoolError(f"{self.archive.folder}: the record of a boot cannot be written: {error}") from None
+        self._leases[id(attempt)] = lease
+        self._in_use.append(attempt)
+        try:
+            attempt.run()
+        except BaseException:
+            self.retire(attempt)
+            raise
+        return attempt
+
+    def _attempt(self, request: BootRequest, lease: Lease, *, lease_wait_s: float) -> Attempt:
+        return Attempt(
             request,
             loaded=self.loaded,
             backend=self.backend,
             launcher=self._launcher,
             lease=lease,
-            lease_wait_s=round(time.monotonic() - begun, 4),
+            lease_wait_s=lease_wait_s,
             clean=self._clean,
             experience=self.experience,
             gate=self._gate,
             archive=self.archive,
             progress=self._progress,
         )
-        self._leases[id(attempt)] = lease
-        self._in_use.append(attempt)
-        try:
-            attempt.run()
-        except BaseException:
-            self.cut_short = attempt
-            self.retire(attempt)
-            raise
-        return attempt
 
     def done(self, attempt: Attempt) -> None:
         """The test no longer needs it: a serving engine waits for the next test of its shape, any other is ended."""
@@ -120,14 +130,14 @@ class EnginePool:
         for held in (self._in_use, self._idle):
             if attempt in held:
                 held.remove(attempt)
-        attempt.close()
-        lease = self._leases.pop(id(attempt), None)
-        if lease is None:
-            return
-        if attempt.record.left_serving or self._spare is not None:
-            lease.close()
-        else:
-            self._spare = lease
+        try:
+            attempt.close()
+        finally:
+            lease = self._leases.pop(id(attempt), None)
+            if lease is not None and (attempt.record.left_serving or self._spare is not None):
+                lease.close()
+            elif lease is not None:
+                self._spare = lease
 
     def release(self) -> None:
         """Give up idle engines and leases."""
@@ -193,11 +203,16 @@ class EnginePool:
                 [(slot, self.backend.lease_names(self.loaded, slot)) for slot in free],
                 run=self.archive.info.run,
                 purpose=self._purpose(request.shape),
-                timeout_s=self.loaded.target.limits.lease_seconds,
+                timeout_s=self._lease_wait_s(),
                 on_wait=self._tell_wait,
             )
         except (LeaseError, LeaseTimeoutError) as error:
             raise PoolError(str(error)) from None
+
+    def _lease_wait_s(self) -> float:
+        """An engine in use cannot be given up: two processes that each hold one would wait for each other."""
+        longest = self.loaded.target.limits.lease_seconds
+        return min(longest, HOLDING_WAIT_S) if self._leases else longest
 
     def _purpose(self, shape: Shape) -> str:
         return f"{self.loaded.name}: {shape.describe()}"

@@ -319,6 +319,7 @@ class Keeper:
         state = {
             "schema": STATE_SCHEMA,
             "run": self._order.run,
+            "mark": self._order.mark,
             "pid_space": pid_space(),
             "owner": _identity(*self._order.owner),
             "keeper": _identity(os.getpid(), start_ticks(os.getpid()) or 0),

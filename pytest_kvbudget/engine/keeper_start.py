@@ -24,7 +24,7 @@ class StartOrder:
     Bytes travel as text of one character per byte, so that no encoding on the way can change what the engine gets.
     """
 
-    __slots__ = ("argv", "critical", "cwd", "env", "log", "owner", "run", "state")
+    __slots__ = ("argv", "critical", "cwd", "env", "log", "mark", "owner", "run", "state")
 
     def __init__(self, raw: dict[str, object]) -> None:
         argv, env = raw["argv"], raw["env"]
@@ -38,6 +38,8 @@ class StartOrder:
         self.state = _to_bytes(raw["state"])
         self.critical = str(raw["critical"])
         self.run = str(raw["run"])
+        self.mark = str(raw["mark"])
+        """In the environment of every process of this engine."""
         self.owner = (int(str(raw["owner_pid"])), int(str(raw["owner_ticks"])))
 
 

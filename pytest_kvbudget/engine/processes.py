@@ -88,6 +88,27 @@ def descendants(pid: int) -> list[Process]:
     return below
 
 
+def marked(assignment: str) -> dict[int, int]:
+    """Start ticks by id of every running process with this ``NAME=value`` in the environment it was started with.
+
+    Processes of other users cannot be looked into, and are not found.
+    """
+    wanted = b"\0" + assignment.encode() + b"\0"
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123
+                environment = b"\0" + file.read()
+        except OSError:
+            continue
+        process = look_up(int(name)) if wanted in environment else None
+        if process is not None and process.running:
+            found[process.pid] = process.start_ticks
+    return found
+
+
 def open_pidfd(pid: int, ticks: int) -> int | None:
     """A descriptor that becomes readable when this process ends.
 

@@ -8,9 +8,11 @@ from typing import Final
 
 import msgspec
 
-from pytest_kvbudget.engine.processes import alive, descendants, pid_space, send_signal, wait_until_gone
+from pytest_kvbudget.engine.processes import alive, descendants, marked, pid_space, send_signal, wait_until_gone
 
 _KILL_WAIT_S: Final = 10.0
+MARK: Final = "KVBUDGET_BOOT"
+"""Variable that marks the processes of one engine."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +37,9 @@ class KeeperState(msgspec.Struct, frozen=True, kw_only=True):
     """Handed over: not ours any more, whatever happens."""
     gone: bool
     """The keeper saw the last process end."""
-    processes: tuple[Identity, ...]
+    mark: str = ""
+    """Value of `MARK` in the environment of every process of this engine."""
+    processes: tuple[Identity, ...] = ()
     """Who was there when the keeper last looked."""
 
 
@@ -62,7 +66,8 @@ def survivors(state: KeeperState) -> dict[int, int]:
     if alive(state.keeper.pid, state.keeper.start_ticks):
         return {}
     known = (*((state.root,) if state.root is not None else ()), *state.processes)
-    found: dict[int, int] = {}
+    # a process that was born after the keeper's last look is known by its environment alone
+    found: dict[int, int] = marked(f"{MARK}={state.mark}") if state.mark else {}
     for process in known:
         if alive(process.pid, process.start_ticks):
             found[process.pid] = process.start_ticks

@@ -128,6 +128,11 @@ class Watch:
             self.dead = Outcome(kind="dead", at=self._core_died_at, message=f"lost {self._core_title} and then stayed")
         return self.dead
 
+    @property
+    def living(self) -> bool:
+        """Neither the engine nor its core has died."""
+        return self.look() is None and self._core_died_at is None
+
     def until_dead(self) -> Outcome | None:
         """Wait for an engine that is probably dying, at most ``settle_seconds``; ``None`` when it stays alive."""
         deadline = time.monotonic() + self._limits.settle_seconds

@@ -27,7 +27,7 @@ PLACE: Final = "place"
 TABLE_LINES: Final = 40
 """Lines after an allocation failure that may still be its table."""
 MOST_REPEATED: Final = 4096
-"""Milestones that are known by their look."""
+"""Lines that are known by their look."""
 MOST_FAILURES: Final = 256
 """Failure lines kept, one per wording and process; of more than that, those that the engine outlived are forgotten."""
 
@@ -91,9 +91,10 @@ class BootState:
         self._table: tuple[int, Process] | None = None
         self._heads: list[Evidence] = []
         self._cells = 0
-        self.understood = False
-        """Every row whose plain text the last line had was recognised."""
-        self.repeated: set[tuple[tuple[CompiledRow, ...], bytes]] = set()
+        self.quiet = False
+        """The last line stated no figure, reported no failure and was no event."""
+        self.repeated: set[tuple[bytes, bytes]] = set()
+        """Looks of lines that say nothing new when they come again."""
 
     @property
     def family(self) -> str:
@@ -135,10 +136,10 @@ class BootState:
         """No failure is open."""
         return not self.failures or all(seen.survived for seen in self.failures)
 
-    def repeat(self, kind: Kind, speaker: bytes) -> None:
-        """Remember a piece that says nothing new when it comes again."""
+    def repeat(self, look: tuple[bytes, bytes]) -> None:
+        """Remember the look of a piece that says nothing new when it comes again."""
         if len(self.repeated) < MOST_REPEATED:
-            self.repeated.add((kind.rows, speaker))
+            self.repeated.add(look)
 
     @property
     def waits_for_more(self) -> bool:
@@ -156,8 +157,8 @@ class BootState:
         if self._wrapped:
             self._continue(line, text, process)
         before = len(self.milestones)
+        self.quiet = not self._wrapped
         matched = sum(self._match(compiled, line, text, process, partial=partial) for compiled in kind.rows)
-        self.understood = matched == len(kind.rows)
         if kind.trace:
             self._traceback(line, text.text, process, matched=matched > 0 or partial)
         return self.milestones[before:]
@@ -207,6 +208,7 @@ class BootState:
     ) -> Seen | None:
         """What a matched row says; returns the failure that it reports for the first time."""
         row = compiled.row
+        self.quiet = self.quiet and not (readings or row.flags or row.failure is not None or row.event)
         if row.known and not row.follows:
             family = compiled.family or ""
             self.families[family] = self.families.get(family, 0) + 1
@@ -377,6 +379,7 @@ class BootState:
             found=found,
         )
         self._wrapped.append(wrapped)
+        self.quiet = False
 
     def _continue(self, line: int, text: Text, process: Process) -> None:
         still = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.boot import BootState
@@ -119,7 +120,7 @@ def _allocation(seen: Seen) -> bool:
 
 
 def _starved(state: BootState) -> bool:
-    """A request waits and none runs: for longer than one interval, or the first one, or for more than the pool holds."""
+    """A request waits and none runs: the first one, or for longer than an interval, or for more than the pool holds."""
     if not state.starved:
         return False
     figures = Figures(state, None)
@@ -141,26 +142,9 @@ def _outcome(state: BootState, root: Seen, resolved: _Resolved) -> Outcome:
 def _resolve(state: BootState, seen: Seen) -> _Resolved:
     """The class and phase of a failure line, where its wording leaves them to the lines around it."""
     name, phase = seen.failure.failure_class, seen.phase
-    if name == "oom":
-        return _resolve_oom(seen)
-    if name == "startup_free":
-        return _Resolved(_startup_class(seen), Phase.WORKER_INIT)
-    if name in {"hbm_oom", "hbm_load_oom", "nrt_resource"}:
-        return _resolve_hbm(state, seen)
-    if name.startswith("ggml"):
-        return _resolve_ggml(state, seen)
-    if name == "compile_desync":
-        # in a boot ranks wait for each other while they compile; later a closed connection only says that a rank is gone
-        if seen.served:
-            return _Resolved("engine_killed", Phase.REQUEST)
-        return _Resolved(name, Phase.COMPILE if phase is Phase.UNKNOWN else phase)
-    if name == "ready_timeout":
-        order = order_of(state.family)
-        return _Resolved(name, max(state.now, Phase.WORKER_INIT, key=order.__getitem__))
-    if name == "single_alloc_limit" and phase is Phase.UNKNOWN:
-        return _resolve_ggml(state, seen)
-    if name == "kv_check_short" and _underpriced(state):
-        return _Resolved("kv_reserve_underpriced", Phase.KV_CHECK)
+    write = _RESOLVE.get(name)
+    if write is not None:
+        return write(state, seen)
     if seen.served and seen.failure.phase is None:
         phase = Phase.REQUEST
     if name in {"port_in_use", "engine_exception", "install_broken"} and phase is Phase.UNKNOWN:
@@ -168,7 +152,27 @@ def _resolve(state: BootState, seen: Seen) -> _Resolved:
     return _Resolved(name, phase)
 
 
-def _resolve_oom(seen: Seen) -> _Resolved:
+def _resolve_desync(state: BootState, seen: Seen) -> _Resolved:
+    """In a boot, ranks wait for each other while they compile; later a closed connection only says that one is gone."""
+    if seen.served:
+        return _Resolved("engine_killed", Phase.REQUEST)
+    return _Resolved("compile_desync", Phase.COMPILE if seen.phase is Phase.UNKNOWN else seen.phase)
+
+
+def _resolve_timeout(state: BootState, seen: Seen) -> _Resolved:
+    order = order_of(state.family)
+    return _Resolved("ready_timeout", max(state.now, Phase.WORKER_INIT, key=order.__getitem__))
+
+
+def _resolve_short(state: BootState, seen: Seen) -> _Resolved:
+    return _Resolved("kv_reserve_underpriced" if _underpriced(state) else "kv_check_short", Phase.KV_CHECK)
+
+
+def _resolve_startup(state: BootState, seen: Seen) -> _Resolved:
+    return _Resolved(_startup_class(seen), Phase.WORKER_INIT)
+
+
+def _resolve_oom(state: BootState, seen: Seen) -> _Resolved:
     phase = Phase.REQUEST if seen.served and not seen.framed else seen.phase
     pools = seen.readings.get("private_pool_bytes")
     if (
@@ -221,6 +225,22 @@ def _resolve_ggml(state: BootState, seen: Seen) -> _Resolved:
     if phase is Phase.UNKNOWN:
         return _Resolved("weights_oom", phase)
     return _Resolved(*_OOM_CLASSES[phase])
+
+
+_RESOLVE: Final[dict[str, Callable[[BootState, Seen], _Resolved]]] = {
+    "oom": _resolve_oom,
+    "startup_free": _resolve_startup,
+    "hbm_oom": _resolve_hbm,
+    "hbm_load_oom": _resolve_hbm,
+    "nrt_resource": _resolve_hbm,
+    "ggml_oom": _resolve_ggml,
+    "ggml_vulkan_oom": _resolve_ggml,
+    "single_alloc_limit": _resolve_ggml,
+    "compile_desync": _resolve_desync,
+    "ready_timeout": _resolve_timeout,
+    "kv_check_short": _resolve_short,
+}
+"""Failures whose class or phase the lines around them decide."""
 
 
 def _underpriced(state: BootState) -> bool:

@@ -69,11 +69,6 @@ class Reading(NamedTuple):
     """Half a unit of the last printed digit; 0 for exact values."""
 
 
-def has_places(text: str) -> bool:
-    """Whether a pattern reads any figure or word."""
-    return _PLACE.search(text) is not None
-
-
 class Pattern:
     """A compiled pattern of the notation."""
 

@@ -25,12 +25,14 @@ LONGEST_LAST_LINE = 400
 
 
 _CLOCK = re.compile(rb"\b([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\b")
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _SPEAKER_WITHIN: Final = 160
 _SPEAKER_BYTES: Final = 48
 _USAGE: Final = b" cache usage: "
 _USAGE_BYTES: Final = 8
 _PERCENT = re.compile(rb"([0-9]{1,3}(?:\.[0-9]+)?)%")
-_LOAD_BYTES: Final = 64
+_LOAD_BYTES: Final = 50
+"""From the number of running requests to the usage, and nothing that changes with every line."""
 _RUNNING = re.compile(rb"Running: [0-9]+ reqs, Waiting: [0-9]+ reqs")
 _IDLE = re.compile(rb"Running: 0 reqs, Waiting: [1-9]")
 _LOAD = re.compile(
@@ -60,10 +62,10 @@ def scanner_of(patterns: Sequence[Row] = ()) -> Scanner:
     return Scanner((*_standard_rows(), *(CompiledRow(row, None) for row in patterns)))
 
 
-def _speaker(piece: bytes) -> bytes:
-    """The beginning of a piece, which tells who says it."""
+def _look(piece: bytes) -> tuple[bytes, bytes]:
+    """Who says a piece, and the piece as far as it matters which digits it has."""
     end = piece.find(b")", 0, _SPEAKER_WITHIN)
-    return piece[: end + 1] if end >= 0 else piece[:_SPEAKER_BYTES]
+    return piece[: end + 1] if end >= 0 else piece[:_SPEAKER_BYTES], piece.translate(_DIGITS)
 
 
 class _Numbers:
@@ -111,6 +113,8 @@ class LedgerReader:
         self._starts = [1]
         self._times: list[int | None] = [None]
         self._last_piece = b""
+        self._low: set[bytes] = set()
+        """Usages of the KV cache that are known to be below the peak of this boot."""
         self._closed = False
 
     def feed(self, data: bytes) -> tuple[Milestone, ...]:
@@ -209,7 +213,7 @@ class LedgerReader:
             return False
         if kind.alive:
             return self._state.settled and self._says_nothing_new(piece)
-        return kind.repeats and self._state.calm and (kind.rows, _speaker(piece)) in self._state.repeated
+        return kind.repeats and self._state.calm and _look(piece) in self._state.repeated
 
     def _pass_over(self, block: bytes, lines: int) -> None:
         self._splitter.skip(lines)
@@ -233,8 +237,12 @@ class LedgerReader:
         if any(_RUNNING.search(text) is None or _IDLE.search(text) for text in before):
             return False
         peak = self._state.peak_usage
+        after -= self._low
         usages = [_PERCENT.match(text) for text in after]
-        return peak is not None and all(usage is not None and float(usage[1]) <= peak for usage in usages)
+        if peak is None or not all(usage is not None and float(usage[1]) <= peak for usage in usages):
+            return False
+        self._low |= after
+        return True
 
     def _says_nothing_new(self, piece: bytes) -> bool:
         """Of a line that only says that a settled engine serves: no request waits alone, no new peak of the usage."""
@@ -271,9 +279,10 @@ class LedgerReader:
                     self.forgotten += 1
                     del self._earlier[0], self._starts[0], self._times[0]
                 self._state = self._new_state()
+                self._low.clear()
             if self._times[-1] is None:
                 self._times[-1] = _time_of_day(piece)
             if not self._cutter.retired(text):
                 found += self._state.take(line, text, kind, partial=partial)
-                if kind.repeats and self._state.understood and not piece.startswith(b"{"):
-                    self._state.repeat(kind, _speaker(piece))
+                if kind.repeats and self._state.quiet and not piece.startswith(b"{"):
+                    self._state.repeat(_look(piece))

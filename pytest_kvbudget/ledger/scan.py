@@ -8,17 +8,19 @@ for cannot lose a match, only add false ones; what is found is matched again, in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.grammar.model import CompiledRow
-from pytest_kvbudget.ledger.notation import has_places
 
 KEPT: Final = b'\nABCDEFGHIJKLMNOPQRSTUVWXYZ ghjklmqrstuvwxyz/[]_"#|*!='
 """Enough letters to tell the grammar's text from what a serving engine says, and few enough to be quick."""
 _DELETED: Final = bytes(byte for byte in range(256) if byte not in KEPT and byte != 0x0D)
 _ENDS: Final = bytes.maketrans(b"\r", b"\n")
 _NO_END: Final = bytes(byte for byte in range(256) if byte not in b"\r\n")
+_NO_DIGIT = re.compile(r"\{[a-z][a-z0-9_]*:[a-z_]+\}|\{\d*,?\d*\}|0-9")
+"""Parts of a pattern with digits that stand for no digit of a line."""
 _TRACE: Final = ("Traceback (most recent call last)", 'File "', "Error", "Exception", "KeyboardInterrupt", "Exit")
 
 _ALIVE: Final = frozenset({"alive", "asked"})
@@ -47,7 +49,7 @@ class Kind(NamedTuple):
     starts: bool
     """May be the first line of a boot."""
     repeats: bool
-    """Says no figure and no failure: a second one of the same process says nothing new."""
+    """Lines that differ in digits only are read alike."""
     quotes: bool
     """May quote a client: then only `Scanner.quotes_somebody` tells."""
 
@@ -125,14 +127,19 @@ class Scanner:
         last = dict(zip(skeletons, range(count), strict=True))
         first = dict(zip(reversed(skeletons), range(count - 1, -1, -1), strict=True))
         for skeleton in unknown:
-            if any(quote in skeleton for quote in self._quotes):
-                place = last[skeleton]
-                # what a client wrote comes once; such a skeleton is not worth remembering
-                if place == first[skeleton] and quotes_somebody(pieces[place]):
-                    continue
+            place = last[skeleton]
+            # what a client wrote comes once; such a skeleton is not worth remembering
+            if place == first[skeleton] and self._may_quote(skeleton) and quotes_somebody(pieces[place]):
+                continue
             kind = self._kind(skeleton)
             if kind is not NOTHING:
                 picked[skeleton] = kind
+
+    def _may_quote(self, skeleton: bytes) -> bool:
+        for quote in self._quotes:  # noqa: SIM110 - quicker than a generator, and it runs once per line
+            if quote in skeleton:
+                return True
+        return False
 
     def _kind(self, skeleton: bytes) -> Kind:
         known = self._kinds.get(skeleton)
@@ -155,20 +162,23 @@ class Scanner:
             trace,
             alive=not trace and events <= _ALIVE,
             starts=bool(events & _STARTS),
-            repeats=not trace and all(_says_where_only(compiled) for compiled in rows),
-            quotes=any(quote in skeleton for quote in self._quotes),
+            repeats=not trace and all(_any_digits(compiled) for compiled in rows),
+            quotes=self._may_quote(skeleton),
         )
 
 
-def _says_where_only(compiled: CompiledRow) -> bool:
-    row = compiled.row
-    figures = any(has_places(text) for text in (row.pattern, *row.parts))
-    return not (figures or row.failure or row.event or row.flags or row.wraps)
+def _any_digits(compiled: CompiledRow) -> bool:
+    """Whether the row matches whatever the digits of a line are."""
+    texts = (compiled.row.pattern, *compiled.row.parts)
+    return not any(character.isdigit() for text in texts for character in _NO_DIGIT.sub("", text))
 
 
 def quotes_somebody(piece: bytes) -> bool:
     """Whether the piece is the engine's record of what a client wrote."""
-    return any(piece.find(quote, 0, QUOTE_WITHIN) >= 0 for quote in QUOTES)
+    for quote in QUOTES:  # noqa: SIM110 - quicker than a generator, and it runs once per line
+        if piece.find(quote, 0, QUOTE_WITHIN) >= 0:
+            return True
+    return False
 
 
 def skeleton_of(text: bytes) -> bytes:

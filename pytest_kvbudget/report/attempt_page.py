@@ -9,6 +9,7 @@ from pathlib import Path
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Value
 from pytest_kvbudget.records import FINDING_FILE, AttemptRecord
 from pytest_kvbudget.report import bars, levers, logview, marks, parts, terms
+from pytest_kvbudget.report.after_boot import after_boot
 from pytest_kvbudget.report.deciding import figures
 from pytest_kvbudget.report.elements import Child, Element, document, element, table
 from pytest_kvbudget.report.numbers import (
@@ -24,6 +25,7 @@ from pytest_kvbudget.report.numbers import (
 )
 from pytest_kvbudget.report.plain import says
 from pytest_kvbudget.report.timeline import timeline
+from pytest_kvbudget.report.trace_view import trace_section
 
 LADDER_PAGE = "ladder.html"
 
@@ -42,6 +44,8 @@ def attempt_page(record: AttemptRecord, path: Path) -> str:
         _header(record, mark, path),
         _cause(record, shown),
         parts.section("Where each GiB went", _memory(record)),
+        parts.section("Device memory over time", trace_section(record, path.parent)),
+        after_boot(record),
         parts.section("Time", timeline(record.timings), _time_pairs(record)),
         parts.section("What the boot said", _facts(record.ledger, shown)),
         _command(record),
@@ -284,8 +288,7 @@ def _command_lines(argv: tuple[str, ...]) -> list[str]:
 
 
 def _record_pairs(record: AttemptRecord, path: Path) -> Element:
-    ledger = record.ledger
-    engine = None if ledger is None else " ".join(filter(None, (ledger.family, ledger.engine_version)))
+    engine = parts.engine_name(record.ledger)
     pairs: list[tuple[str, Child]] = [("verdict", marks.label(marks.mark_of(record.verdict, record.cause)))]
     pairs += parts.target_pairs(record.target, engine)
     pairs += parts.run_pairs(record.run)

@@ -51,6 +51,9 @@ def figures(record: AttemptRecord) -> tuple[Figure, ...]:
     """The deciding numbers of an attempt, in reading order; empty where nothing stated any."""
     if record.verdict in {Verdict.PASS, Verdict.MARGINAL}:
         return tuple(_of_pass(record))
+    if record.cause is not None and record.cause.by_gate:
+        # it booted: what the gate may have looked at
+        return tuple(_stated(record, (("kv_tokens", "KV cache"), ("max_concurrency", "full windows"))))
     return tuple(_of_failure(record))
 
 
@@ -66,17 +69,18 @@ def tightest(limits: Iterable[Limit]) -> Limit | None:
 
 
 def _of_pass(record: AttemptRecord) -> Iterator[Figure]:
-    ledger = record.ledger
-    facts = {} if ledger is None else ledger.facts
-    if "kv_tokens" in facts:
-        yield Figure("KV cache", value_text(facts["kv_tokens"]))
-    limit = tightest(record.hint.limits)
+    yield from _stated(record, (("kv_tokens", "KV cache"),))
+    limit, free = tightest(record.hint.limits), least_free_bytes(record)
     if limit is not None:
         yield Figure(f"slack at {words(limit.name)}", size(limit.margin_bytes, limit.precision_bytes))
-    free = least_free_bytes(record)
-    if free is not None:
+    if free is not None and (limit is None or round(limit.margin_bytes) != free):
         yield Figure("least device memory free", size(free))
-    for fact, name in (("available_kv_bytes", "KV pool"), ("max_concurrency", "full windows")):
+    yield from _stated(record, (("available_kv_bytes", "KV pool"), ("max_concurrency", "full windows")))
+
+
+def _stated(record: AttemptRecord, names: Iterable[tuple[str, str]]) -> Iterator[Figure]:
+    facts = {} if record.ledger is None else record.ledger.facts
+    for fact, name in names:
         if fact in facts:
             yield Figure(name, value_text(facts[fact]))
 

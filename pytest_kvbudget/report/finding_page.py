@@ -7,12 +7,20 @@ from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from pytest_kvbudget.records import AttemptRecord, FindingRecord
-from pytest_kvbudget.report import marks, parts
+from pytest_kvbudget.report import levers, marks, parts
 from pytest_kvbudget.report.deciding import Figure, figures
 from pytest_kvbudget.report.elements import Element, document, element, table
-from pytest_kvbudget.report.history import Boot, boots, took, why
+from pytest_kvbudget.report.history import Boot, boots, pool_bytes, took, why
 from pytest_kvbudget.report.ladder_chart import ladder_chart
-from pytest_kvbudget.report.numbers import NOT_STATED, amount, moment, plain_amount, plural, shape_fields
+from pytest_kvbudget.report.numbers import (
+    NOT_STATED,
+    amount,
+    moment,
+    plain_amount,
+    plural,
+    shape_fields,
+    size,
+)
 from pytest_kvbudget.report.proof import proof
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
@@ -21,16 +29,22 @@ RUNG_PAGE = "rung.html"
 _KIND_MARK = {
     FindingKind.PROVEN: marks.PASS,
     FindingKind.CEILING_REACHED: marks.PASS,
+    FindingKind.FLOOR_REACHED: marks.PASS,
     FindingKind.EMPTY: marks.FAIL,
+    FindingKind.EMPTY_WINDOW: marks.FAIL,
     FindingKind.NON_MONOTONE: marks.UNKNOWN,
+    FindingKind.FLAKY: marks.UNKNOWN,
     FindingKind.UNDECIDED: marks.UNKNOWN,
     FindingKind.ERROR: marks.ERROR,
 }
 _KIND_WORD = {
     FindingKind.PROVEN: "Proven",
     FindingKind.CEILING_REACHED: "Proven up to the ceiling",
+    FindingKind.FLOOR_REACHED: "Proven down to the floor",
     FindingKind.EMPTY: "Nothing passes",
+    FindingKind.EMPTY_WINDOW: "Nothing passes",
     FindingKind.NON_MONOTONE: "No single boundary",
+    FindingKind.FLAKY: "Flaky",
     FindingKind.UNDECIDED: "Not decided",
     FindingKind.ERROR: "Stopped by an error",
 }
@@ -51,10 +65,14 @@ def finding_page(record: FindingRecord, attempts: Mapping[str, AttemptRecord | N
     prefix = "[simulated] " if record.target.simulated else ""
     return document(
         f"{prefix}{_KIND_WORD[record.finding.kind]}: {record.test}",
-        _header(record),
+        _header(record, [attempt for _, attempt in readable]),
         parts.section("Boots on the axis", ladder_chart(record.finding, history, links)),
         parts.section("Boots in order", _boots_table(record, history, links), [_lost(path) for path in lost]),
-        parts.section("Proof", element("p", proof(record.finding, simulated=record.target.simulated), class_="prose")),
+        parts.section(
+            "Proof",
+            element("p", proof(record.finding, simulated=record.target.simulated), class_="prose"),
+            _for_more(record),
+        ),
         _origin(record, [attempt for _, attempt in readable], where),
         band=parts.simulated_band(record.target),
     )
@@ -65,14 +83,18 @@ def rung_link(attempt_path: str) -> str:
     return quote(str(PurePosixPath(attempt_path).with_name(RUNG_PAGE)), safe="/=")
 
 
-def _header(record: FindingRecord) -> Element:
+def _header(record: FindingRecord, attempts: Sequence[AttemptRecord]) -> Element:
     finding = record.finding
-    mark = _KIND_MARK[finding.kind]
+    by_gate = finding.bounded_by is not None and finding.bounded_by.by_gate
+    mark = marks.GATE if finding.kind is FindingKind.EMPTY and by_gate else _KIND_MARK[finding.kind]
     numbers = [Figure("boots to the proof" if finding.proven else "boots", f"{finding.boots:,}")]
     if finding.failed_at is not None:
         numbers.insert(0, Figure("fails at", amount(finding.axis.name, finding.failed_at)))
     if finding.value is not None:
         numbers.insert(0, Figure("largest that passes", amount(finding.axis.name, finding.value)))
+    pool = pool_bytes(record, attempts)
+    if pool is not None:
+        numbers.append(Figure("pool per rank, scaled", size(pool)))
     if finding.confirmations:
         numbers.append(Figure("confirmations after it", f"{finding.confirmations:,}"))
     return element(
@@ -119,6 +141,11 @@ def _boot_row(boot: Boot, record: FindingRecord, axis: str, link: str) -> Elemen
     )
 
 
+def _for_more(record: FindingRecord) -> Element | None:
+    turns = levers.for_more(record.finding)
+    return element("p", element("b", "For more: "), "; ".join(turns), class_="prose") if turns else None
+
+
 def _lost(path: str) -> Element:
     return element(
         "p", marks.label(marks.UNKNOWN), " the record ", element("code", path), " cannot be read.", class_="absent"
@@ -126,15 +153,15 @@ def _lost(path: str) -> Element:
 
 
 def _origin(record: FindingRecord, attempts: Sequence[AttemptRecord], where: str) -> Element:
-    ledgers = [attempt.ledger for attempt in attempts if attempt.ledger is not None]
-    engines = {" ".join(filter(None, (ledger.family, ledger.engine_version))) for ledger in ledgers}
+    engines = {name for attempt in attempts if (name := parts.engine_name(attempt.ledger))}
+    devices = sorted({device for attempt in attempts for device in attempt.target.devices})
     axis = record.finding.axis
     ladder = (
         f"{axis.name} from {amount(axis.name, axis.ceiling)} down to {amount(axis.name, axis.floor)} "
         f"in steps of {plain_amount(axis.name, axis.quantum)}: {plural(len(axis), 'rung')}"
     )
     shape = ", ".join(f"{name} {text}" for name, text in shape_fields(record.shape) if name != axis.name)
-    pairs = parts.target_pairs(record.target, ", ".join(sorted(engines)) or None)
+    pairs = parts.target_pairs(record.target, ", ".join(sorted(engines)) or None, devices)
     pairs += [("shape", shape or NOT_STATED), ("ladder", ladder)]
     windows = plural(record.windows, "full window")
     pairs.append(("search", f"strategy {record.strategy}, {record.pool} pool, {windows} promised"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.model import Cause
-from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.records import AttemptRecord, FindingRecord
 from pytest_kvbudget.report.marks import Mark, mark_of
 from pytest_kvbudget.report.numbers import duration, words
 from pytest_kvbudget.search.model import Axis
@@ -58,6 +58,19 @@ def rung_value(record: AttemptRecord, axis: Axis) -> int | None:
         return value
     label = (record.rung or "").partition("=")[2].partition("#")[0]
     return int(label) if label.isdecimal() else None
+
+
+def pool_bytes(record: FindingRecord, attempts: Sequence[AttemptRecord]) -> int | None:
+    """The pinned pool per rank with which the winner of a scaled ladder passed; else ``None``."""
+    finding = record.finding
+    if record.pool != "scaled" or finding.value is None:
+        return None
+    passed = [
+        attempt.shape.kv_cache_memory_bytes
+        for attempt in attempts
+        if rung_value(attempt, finding.axis) == finding.value and attempt.verdict in {Verdict.PASS, Verdict.MARGINAL}
+    ]
+    return passed[-1] if passed else None
 
 
 def took(record: AttemptRecord) -> str | None:

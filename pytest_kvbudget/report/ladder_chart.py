@@ -15,6 +15,8 @@ ROW: Final = 40
 TOP: Final = 56
 BOTTOM: Final = 44
 _LEFT, _RIGHT, _MIDDLE = 9.0, 94.0, 50.0
+_LETTER, _GAP, _EDGE = 0.72, 2.0, 101.0
+"""Percent of the width: of one letter on a page as wide as it gets, beside a mark, and where the page ends."""
 _MOST_RUNG_TICKS: Final = 160
 _TICKS: Final = 4
 _UNITS: Final = {"max_model_len": "tokens", "kv_cache_memory_bytes": "bytes per rank"}
@@ -119,9 +121,11 @@ def _boot(boot: Boot, finding: Finding, scale: _Scale, link: str | None) -> Elem
     number = element("text", str(boot.number), x="1%", y=y + 4, class_="boot-number")
     if boot.value is None:
         return element("g", number, element("text", f"{boot.mark.word}, rung not stated", x=f"{_LEFT}%", y=y + 4))
-    left = scale.at(boot.value) > _MIDDLE
-    deciding = boot.value in {finding.value, finding.failed_at}
     said = why(boot.record)
+    width = _LETTER * len(f"{plain_amount(finding.axis.name, boot.value)} {boot.mark.word} {said}") + _GAP
+    width += _LETTER * len(" (confirmation)") if boot.confirmation else 0
+    left = _on_the_left(scale.at(boot.value), width, [scale.at(v) for v in _ends(finding) if v != boot.value])
+    deciding = boot.value in _ends(finding)
     label = element(
         "text",
         element("tspan", plain_amount(finding.axis.name, boot.value), class_="value"),
@@ -137,6 +141,25 @@ def _boot(boot: Boot, finding: Finding, scale: _Scale, link: str | None) -> Elem
     )  # fmt: skip
     content = (marker, label)
     return element("g", number, element("a", content, href=link) if link else content, class_="boot")
+
+
+def _ends(finding: Finding) -> list[int]:
+    return [value for value in (finding.value, finding.failed_at) if value is not None]
+
+
+def _on_the_left(at: float, width: float, lines: Sequence[float]) -> bool:
+    """Which side of its mark a label stands on: towards the middle, unless it would cross a boundary or the edge."""
+
+    def crosses(left: bool) -> bool:
+        low, high = (at - width, at) if left else (at, at + width)
+        return low < 0 or high > _EDGE or any(low <= line <= high for line in lines)
+
+    towards_the_middle = at > _MIDDLE
+    return (
+        towards_the_middle
+        if not crosses(towards_the_middle)
+        else towards_the_middle ^ (not crosses(not towards_the_middle))
+    )
 
 
 def _legend(history: Sequence[Boot]) -> Element:

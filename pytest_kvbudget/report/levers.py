@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.model import Cause, Effect, Lever
+from pytest_kvbudget.search.model import Finding
 
 _VERBS: Final = {"raise": "raise", "lower": "lower", "clean": "clean up"}
 
@@ -41,3 +42,11 @@ def wording(lever: Lever) -> str:
 def arrow(lever: Lever) -> str:
     """The direction as one character."""
     return {"raise": "↑", "lower": "↓", "clean": "⌫", "none": "·"}[lever.direction]
+
+
+def for_more(finding: Finding) -> list[str]:
+    """What moves the boundary that a ladder found: the axis itself was searched and is no way to more of it."""
+    cause = finding.bounded_by
+    if cause is None or cause.by_gate:
+        return []
+    return [wording(lever) for lever in cause.levers if lever.effect == "helps" and lever.name != finding.axis.name]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
+from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.records import RunInfo, TargetInfo
 from pytest_kvbudget.report.deciding import Figure
 from pytest_kvbudget.report.elements import Child, Element, element
@@ -42,13 +44,31 @@ def definitions(pairs: Iterable[tuple[str, Child]]) -> Element:
     return element("dl", entries, class_="pairs")
 
 
-def target_pairs(target: TargetInfo, engine: str | None) -> list[tuple[str, Child]]:
-    """What was deployed on what."""
+_ENGINES: Final = {
+    "vllm": "vLLM",
+    "rdna4": "vLLM, RDNA4 fork",
+    "neuron": "vLLM on Neuron",
+    "sglang": "SGLang",
+    "llamacpp": "llama.cpp",
+}
+
+
+def engine_name(ledger: BootLedger | None) -> str | None:
+    """The engine as its log names it; ``None`` where no line does."""
+    if ledger is None or ledger.family == "unknown":
+        return None
+    return " ".join(filter(None, (_ENGINES.get(ledger.family, ledger.family), ledger.engine_version)))
+
+
+def target_pairs(
+    target: TargetInfo, engine: str | None, devices: Iterable[str] | None = None
+) -> list[tuple[str, Child]]:
+    """What was deployed on what; ``devices`` are those that boots really had, where there were several boots."""
     return [
         ("target", [element("b", target.name), " ", simulated_badge(target)]),
         ("engine", engine or "not stated"),
         ("backend", f"{target.backend}, launcher {target.launcher}"),
-        ("devices", ", ".join(target.devices) or "not stated"),
+        ("devices", ", ".join(target.devices if devices is None else devices) or "not stated"),
         ("configured in", target.origin),
     ]
 

@@ -13,9 +13,9 @@ from typing import Final
 from pytest_kvbudget.records import AttemptRecord, FindingRecord
 from pytest_kvbudget.report import levers
 from pytest_kvbudget.report.deciding import figures
-from pytest_kvbudget.report.history import Boot, boots, took, why
+from pytest_kvbudget.report.history import Boot, boots, pool_bytes, took, why
 from pytest_kvbudget.report.marks import mark_of
-from pytest_kvbudget.report.numbers import NOT_STATED, plain_amount, shape_fields, words
+from pytest_kvbudget.report.numbers import NOT_STATED, plain_amount, shape_fields, size, words
 from pytest_kvbudget.report.plain import one_line, says
 from pytest_kvbudget.report.proof import proof
 
@@ -111,14 +111,12 @@ def _finding(record: FindingRecord, attempts: Sequence[AttemptRecord], where: Pa
     for boot, value in zip(history, values, strict=True):
         yield one_line_kept(f"  {boot.number:>2}  {value:>{width}}  {boot.mark.word:<{verdicts}}  {_boot(boot)}")
     yield from _wrapped("proof", proof(finding, simulated=record.target.simulated))
-    if finding.bounded_by is not None and not finding.bounded_by.by_gate:
-        # the axis itself is what was searched: to lower it is no way to a larger value of it
-        helpful = (group for group in levers.grouped(finding.bounded_by) if group.effect == "helps")
-        turns = [
-            levers.wording(lever) for group in helpful for lever in group.levers if lever.name != finding.axis.name
-        ]
-        if turns:
-            yield _line("for more", "; ".join(turns))
+    pool = pool_bytes(record, attempts)
+    if pool is not None:
+        yield _line("pool", f"{size(pool)} per rank, scaled to the winner")
+    turns = levers.for_more(finding)
+    if turns:
+        yield _line("for more", "; ".join(turns))
     if where is not None:
         yield _line("record", str(where))
 

@@ -243,7 +243,9 @@ def _device_limit(ledger: BootLedger, rate: float | None, free_bytes: int | None
         if tried is not None and free is None and float(tried.value) > 0:
             # less was free than that: anything down to nothing
             half = float(tried.value) / 2
-            return Limit(name=DEVICE_LIMIT, margin_bytes=-half, bytes_per_unit=rate, precision_bytes=half, at_least=True)
+            return Limit(
+                name=DEVICE_LIMIT, margin_bytes=-half, bytes_per_unit=rate, precision_bytes=half, at_least=True
+            )
         if tried is None or free is None or float(tried.value) <= float(free.value):
             return None
         return Limit(

@@ -256,10 +256,23 @@ def test_reap_leaves_processes_of_another_boot_and_reused_ids_alone(engines: Eng
     assert survivors(msgspec.structs.replace(dead, pid_space="another boot")) == {}
     assert survivors(msgspec.structs.replace(dead, left=True)) == {}
     older = msgspec.structs.replace(state.processes[0], start_ticks=state.processes[0].start_ticks - 1)
-    reused = msgspec.structs.replace(dead, root=older, processes=(older,))
+    # a process of somebody else under an id of ours has neither our start time nor our mark
+    reused = msgspec.structs.replace(dead, root=older, processes=(older,), mark="another boot's")
     assert survivors(reused) == {}
     assert end_survivors(reused, grace_s=0.0) == {}
     assert engine.pids() == [engine.root_pid]
+
+
+def test_a_process_that_no_look_of_the_keeper_saw_is_known_by_its_mark(engines: Engines) -> None:
+    import msgspec  # noqa: PLC0415
+
+    engine = engines.launch(tree("stubborn"))
+    state = wait_for("the root", lambda: s if (s := read_state(engines.state_path(engine))).processes else None)
+    # as a keeper leaves it that was killed before its first look
+    blind = msgspec.structs.replace(
+        state, keeper=msgspec.structs.replace(state.keeper, start_ticks=1), root=None, processes=()
+    )
+    assert set(survivors(blind)) == {engine.root_pid}
 
 
 def test_state_file_that_is_none_is_named(tmp_path: Path) -> None:

@@ -70,11 +70,12 @@ MADE_BY_THE_TEST = {
 }
 
 
-@pytest.mark.parametrize(("body", "verdict", "code", "error"), MADE_BY_THE_TEST.values(), ids=MADE_BY_THE_TEST)
+@pytest.mark.parametrize("made", MADE_BY_THE_TEST.values(), ids=MADE_BY_THE_TEST.keys())
 @DISTRIBUTIONS
 def test_what_the_body_did_wrong_is_shown_with_line_traceback_and_output(
-    project: Project, how: tuple[str, ...], body: str, verdict: str, code: str, error: str
+    project: Project, how: tuple[str, ...], made: tuple[str, str, str, str]
 ) -> None:
+    body, verdict, code, error = made
     project.tests(f"""
 import sys
 import pytest

@@ -108,7 +108,7 @@ def test_a_simulated_finding_says_so_everywhere(tmp_path: Path) -> None:
     [
         (FindingKind.PROVEN, {}, "An engine booted at 241,664 tokens and passed. At 245,760 tokens, the next rung"),
         (FindingKind.CEILING_REACHED, {"failed_at": None, "bounded_by": None}, "not that more would fail"),
-        (FindingKind.EMPTY, {"value": None, "failed_at": 131_072}, "Nothing on this ladder passes: its lowest rung, 131,072 tokens, was booted"),
+        (FindingKind.EMPTY, {"value": None, "failed_at": 131_072}, "its lowest rung, 131,072 tokens, was booted and"),
         (FindingKind.NON_MONOTONE, {}, "there is no single boundary"),
         (FindingKind.UNDECIDED, {}, "no verdict is not a failure"),
         (FindingKind.ERROR, {}, "says nothing about where the boundary is"),

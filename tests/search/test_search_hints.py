@@ -154,7 +154,7 @@ def test_the_maximum_headroom_of_the_neuron_document() -> None:
 
 
 def test_ncc_peak_over_its_limit_is_the_raise() -> None:
-    """NCC_EOOM002 with 28.50 GB against the 24.00 GB of a trn2 stack: 4.5 GiB of headroom more."""
+    """NCC_EOOM002 with 28.50 GB against the 24.00 GB of a trn2 stack: about 4.5 GiB of headroom more."""
     boot = ledger(
         "compile_hbm_exceeded",
         Phase.COMPILE,
@@ -162,7 +162,9 @@ def test_ncc_peak_over_its_limit_is_the_raise() -> None:
         hbm_limit_bytes=(24.0 * GIB, HALF_CENT),
     )
     hint = sweep_hint_from(boot, knob=KNOBS["reserved_headroom"], shape=Shape(reserved_headroom=2 * GIB))
-    assert sweep_points(hint, 2 * GIB, "compile") == [6.5 * GIB]
+    (raised,) = sweep_points(hint, 2 * GIB, "compile")
+    # the program's own share shrinks with the cache, so a little less than the printed difference may do
+    assert 6 * GIB < raised <= 6.5 * GIB
     by_cap = sweep_hint_from(boot, knob=KNOBS["kv_cap_fraction"], shape=Shape())
     assert [limit.bytes_per_unit for limit in by_cap.limits] == [None]  # the budget was not printed
 
@@ -237,3 +239,12 @@ def test_only_an_engine_that_compiles_has_limits_it_does_not_state() -> None:
         boot.family = family
         (limit,) = hint_from(boot, axis="max_model_len", shape=Shape(max_model_len=4096)).limits
         assert limit.loose is loose
+
+
+def test_an_allocation_whose_free_memory_is_not_printed_was_short_of_no_more_than_itself() -> None:
+    """The runtime names the piece that failed; what the worker printed as free is of long before."""
+    boot = ledger("runtime_hbm_oom", Phase.MODEL_LOAD, tried_alloc_bytes=256 * MIB, free_bytes=16.94 * GIB)
+    boot.family = "neuron"
+    (limit,) = sweep_hint_from(boot, knob=KNOBS["reserved_headroom"], shape=Shape()).limits
+    assert limit.at_least
+    assert (limit.margin_bytes, limit.precision_bytes) == (-128 * MIB, 128 * MIB)

@@ -81,6 +81,17 @@ def check_served(loaded: LoadedTarget, *, foreign: Mapping[str, str], variables:
                 )
 
 
+def check_numbers(loaded: LoadedTarget, devices: Iterable[str], *, what: str) -> None:
+    """Check that devices are plain numbers: two spellings of one device would be two leases.
+
+    Raises:
+        ConfigError: naming the device and what was expected.
+    """
+    for device in devices:
+        if not (device.isascii() and device.isdecimal() and str(int(device)) == device):
+            raise ConfigError(f"{loaded.origin} devices: {device!r} is no {what}; expected numbers from 0")
+
+
 class _Unreadable:
     """Device memory that no source shows: every reading says why."""
 

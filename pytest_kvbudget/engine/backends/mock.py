@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -16,7 +17,14 @@ from pytest_kvbudget.config import ConfigError, LoadedTarget
 from pytest_kvbudget.device.model import MemoryProbe
 from pytest_kvbudget.device.neuron_sysfs import NeuronSysfsProbe
 from pytest_kvbudget.device.sysfs import AmdSysfsProbe
-from pytest_kvbudget.engine.backends.common import CRITICAL, RDNA4_MIN_FREE_BYTES, build_command, slots_of, vllm_flags
+from pytest_kvbudget.engine.backends.common import (
+    CRITICAL,
+    RDNA4_MIN_FREE_BYTES,
+    build_command,
+    check_numbers,
+    slots_of,
+    vllm_flags,
+)
 from pytest_kvbudget.engine.backends.neuron import shape_variables
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.mock.driver import ensure_driver
@@ -38,9 +46,7 @@ class MockBackend:
         Raises:
             ConfigError: for devices that are no card numbers, or too few of them.
         """
-        for device in loaded.target.devices:
-            if not str(device).isdigit():
-                raise ConfigError(f"{loaded.origin} devices: {device!r} is no card; expected numbers from 0")
+        check_numbers(loaded, map(str, loaded.target.devices), what="card")
         width = loaded.target.shape.tensor_parallel_size or _spec(loaded).ranks
         if loaded.target.devices and len(loaded.target.devices) < width:
             raise ConfigError(
@@ -115,4 +121,4 @@ def _tree(loaded: LoadedTarget) -> Path:
     if spec.sysfs is not None:
         return Path(loaded.folder, spec.sysfs).absolute()
     digest = sha256(f"{loaded.origin} {Path(loaded.folder).absolute()}".encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir(), f"kvbudget-mock-{os.getuid()}", f"{loaded.name}-{digest}")
+    return Path(tempfile.gettempdir(), f"kvbudget-mock-{os.getuid()}", f"{quote(loaded.name, safe='')}-{digest}")

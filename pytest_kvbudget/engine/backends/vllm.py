@@ -12,6 +12,7 @@ from pytest_kvbudget.engine.backends.common import (
     CRITICAL,
     GPU_VARIABLES,
     build_command,
+    check_numbers,
     check_served,
     chosen_probe,
     serve_command,
@@ -41,7 +42,8 @@ class VllmBackend:
         devices = [str(device) for device in loaded.target.devices] or [CPU_DEVICE]
         on_cpu = CPU_DEVICE in devices
         foreign = dict.fromkeys(("reserved_headroom", "lnc"), "is a Neuron setting; backend 'vllm' has none")
-        check_served(loaded, foreign=foreign, variables=() if on_cpu else GPU_VARIABLES)
+        check_served(loaded, foreign=foreign, variables=GPU_VARIABLES)
+        check_numbers(loaded, [device for device in devices if device != CPU_DEVICE], what="GPU")
         if on_cpu and len(devices) > 1:
             raise ConfigError(f"{loaded.origin} devices: {devices} mixes the CPU with GPUs; expected one or the other")
 
@@ -74,7 +76,9 @@ class VllmBackend:
 
     def render(self, loaded: LoadedTarget, shape: Shape, devices: Sequence[str], port: int) -> Command:
         """``vllm serve MODEL FLAGS --host H --port P`` with the visible devices of both GPU vendors set."""
-        added = {} if tuple(devices) == (CPU_DEVICE,) else dict.fromkeys(GPU_VARIABLES, ",".join(devices))
+        # a lease of the CPU is no lease of whatever GPU this host may have
+        visible = "" if tuple(devices) == (CPU_DEVICE,) else ",".join(devices)
+        added = dict.fromkeys(GPU_VARIABLES, visible)
         argv = serve_command(loaded, shape, vllm_flags(shape), port)
         return build_command(loaded, shape, argv=argv, added=added, port=port)
 

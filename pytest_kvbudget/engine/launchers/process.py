@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import msgspec
 
@@ -21,7 +22,7 @@ from pytest_kvbudget.device.descriptor import OwnedDescriptor
 from pytest_kvbudget.engine import ports
 from pytest_kvbudget.engine.model import Command, EngineControlError, EngineEvent, EngineProcess, LaunchError
 from pytest_kvbudget.engine.processes import alive, descendants, start_ticks
-from pytest_kvbudget.engine.state import end_survivors, read_state, survivors
+from pytest_kvbudget.engine.state import MARK, end_survivors, read_state, survivors
 
 _START_S: Final = 60.0
 """For the keeper to start the engine; it takes tens of milliseconds where the host is not starved."""
@@ -226,9 +227,11 @@ def _start_order(
     command: Command, *, run: str, log_path: Path, state_path: Path, critical: str
 ) -> Mapping[str, object]:
     owner = os.getpid()
+    mark = uuid4().hex
     return {
         "argv": [_to_text(argument) for argument in command.argv],
-        "env": {_to_text(name): _to_text(value) for name, value in command.env.items()},
+        "env": {_to_text(name): _to_text(value) for name, value in {**command.env, MARK: mark}.items()},
+        "mark": mark,
         "cwd": _to_text(command.cwd),
         "log": _to_text(str(log_path.absolute())),
         "state": _to_text(str(state_path.absolute())),

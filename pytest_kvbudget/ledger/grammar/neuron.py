@@ -115,8 +115,8 @@ BOOT: Final = (
         scope="rank",
         releases="2.33, wording unknown",
         parts=(
-            r"(?i)(?:logical[-_ ]core[-_ ]?(?:HBM|memory|share)|HBM(?:[-_ ](?:per[-_ ](?:logical[-_ ])?core|share|total))?)"
-            r"\W*(?:is|of|=|:)?\W*{total_bytes:gib}",
+            r"(?i)(?:logical[-_ ]core[-_ ]?(?:HBM|memory|share)|"
+            r"HBM(?:[-_ ](?:per[-_ ](?:logical[-_ ])?core|share|total))?)\W*(?:is|of|=|:)?\W*{total_bytes:gib}",
             r"(?i)weights?(?:[_ ]bytes)?\W*(?:is|of|=|:)?\W*{weights_bytes:gib}",
             r"(?i)(?:KV(?:[_ ]cache)?[_ ](?:budget|memory|available)|available[_ ]KV(?:[_ ]cache)?(?:[_ ]memory)?)"
             r"(?:[_ ]bytes)?\W*(?:is|of|=|:)?\W*{available_kv_bytes:gib}",

@@ -1,0 +1,162 @@
+"""Attempts on the pool, without pytest around them: what a boot's surroundings may do to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pytest_kvbudget.archive import RunArchive
+from pytest_kvbudget.attempt import Attempt, BootRequest
+from pytest_kvbudget.config import Limits, LoadedTarget, Target
+from pytest_kvbudget.engine.processes import descendants, title
+from pytest_kvbudget.mock.spec import MockDevice, PhaseSeconds
+from pytest_kvbudget.pool import EnginePool, PoolError
+from pytest_kvbudget.records import RunInfo
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.verdict import Verdict
+
+SHAPE = Shape(model="simulated", max_model_len=4096)
+INFO = RunInfo(run="r", host="h", plugin_version="0", python_version="3")
+Pools = Callable[..., EnginePool]
+
+
+@pytest.fixture
+def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pools]:
+    monkeypatch.setenv("KVBUDGET_LEASE_DIR", str(tmp_path / "leases"))
+    made: list[EnginePool] = []
+
+    def make(
+        *, command: tuple[str, ...] | None = None, port: int = 0, host: str = "127.0.0.1", archive: Path | None = None,
+        limits: Limits | None = None, mock: MockDevice | None = None,
+    ) -> EnginePool:  # fmt: skip
+        target = Target(
+            backend="mock", devices=(0,), command=command, port=port, host=host, shape=SHAPE,
+            limits=limits or Limits(release_seconds=5, settle_seconds=3, lease_seconds=5),
+            mock=mock or MockDevice(sysfs=str(tmp_path / "sysfs")),
+        )  # fmt: skip
+        loaded = LoadedTarget(name="t", target=target, origin="test", folder=str(tmp_path), environment={})
+        pool = EnginePool(loaded, RunArchive(archive or tmp_path / "archive", INFO))
+        made.append(pool)
+        return pool
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+@contextmanager
+def foreign_server() -> Iterator[int]:
+    """A server that answers 200 to everything, and is nobody's engine."""
+
+    class Always(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the base class' name
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Always) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def boot(pool: EnginePool, **changes: object) -> Attempt:
+    return pool.boot(BootRequest(test="t", shape=SHAPE.merged(**changes), windows=1), reuse=False)
+
+
+def test_a_foreign_server_on_the_port_is_not_our_engine(pools: Pools) -> None:
+    with foreign_server() as port:
+        pool = pools(command=(sys.executable, "-c", "import threading; threading.Event().wait(60)"), port=port)
+        record = boot(pool).record
+    assert record.verdict is Verdict.ERROR
+    assert record.cause is not None
+    assert record.cause.failure_class == "port_in_use"
+    assert "is not ours" in record.message
+
+
+@pytest.mark.parametrize("who", ["EngineCore", "root"])
+def test_an_engine_killed_under_a_content_body_is_no_pass(pools: Pools, who: str) -> None:
+    attempt = boot(pools(mock=MockDevice(ranks=1)))
+    assert attempt.record.verdict is Verdict.PASS
+    root = attempt.root_pid
+    core = next(process.pid for process in descendants(root) if title(process.pid) == "VLLM::EngineCore")
+    os.kill(core if who == "EngineCore" else root, signal.SIGKILL)
+    attempt.body_ended(failed=False)
+    assert attempt.record.verdict is Verdict.UNKNOWN
+    assert not attempt.serving
+
+
+def test_an_engine_that_dies_on_a_request_which_the_body_ignores_is_a_failure(pools: Pools) -> None:
+    device = MockDevice(request_peak_base=40 * 2**30, seconds=PhaseSeconds(linger=3.0))
+    attempt = boot(pools(mock=device))
+    with pytest.raises(Exception, match="status 500"):
+        attempt.client.complete("hi", max_tokens=4)
+    attempt.body_ended(failed=False)
+    assert attempt.record.verdict is Verdict.FAIL
+    assert attempt.record.cause is not None
+    assert attempt.record.cause.failure_class == "request_oom"
+
+
+def test_windows_are_counted_with_the_engines_own_window_where_the_shape_names_none(pools: Pools) -> None:
+    pool = pools(mock=MockDevice(native_max_model_len=4096, kv_bytes_per_token=1024))
+    shape = Shape(model="simulated", kv_cache_memory_bytes=16 * 2**20)  # 16,384 tokens: four windows
+    enough = pool.boot(BootRequest(test="t", shape=shape, windows=4), reuse=False)
+    assert enough.record.verdict is Verdict.PASS, enough.record.message
+    pool.retire(enough)
+    short = pool.boot(BootRequest(test="t", shape=shape, windows=5), reuse=False)
+    assert short.record.verdict is Verdict.FAIL
+    assert short.record.cause is not None
+    assert short.record.cause.failure_class == "kv_windows_short"
+
+
+def test_a_host_that_is_none_of_this_machine_is_named(pools: Pools) -> None:
+    record = boot(pools(host="203.0.113.9")).record
+    assert record.verdict is Verdict.ERROR
+    assert "203.0.113.9" in record.message
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_an_archive_that_cannot_be_written_gives_the_devices_back(pools: Pools, tmp_path: Path, kind: str) -> None:
+    archive = tmp_path / "bad"
+    archive.touch() if kind == "file" else archive.symlink_to("/nonexistent/place")
+    pool = pools(archive=archive)
+    for _ in range(2):
+        with pytest.raises(PoolError, match="cannot be written"):
+            boot(pool)
+
+
+def test_a_command_that_is_not_there_says_what_to_turn(pools: Pools) -> None:
+    record = boot(pools(command=("/no/such/engine",))).record
+    assert record.verdict is Verdict.ERROR
+    assert record.cause is not None
+    assert [lever.name for lever in record.cause.levers] == ["command"]
+
+
+def test_a_deadline_is_no_verdict_and_names_its_limit(pools: Pools) -> None:
+    silent = (sys.executable, "-c", "import threading; threading.Event().wait(60)")
+    pool = pools(command=silent, limits=Limits(boot_seconds=0.3, release_seconds=5))
+    record = boot(pool).record
+    assert record.verdict is Verdict.UNKNOWN
+    assert "limits.boot_seconds" in record.message
+
+
+def test_a_closed_attempt_judges_nothing_more(pools: Pools) -> None:
+    pool = pools()
+    attempt = boot(pool)
+    pool.retire(attempt)
+    attempt.body_ended(failed=True)
+    assert attempt.record.verdict is Verdict.PASS
