@@ -30,10 +30,11 @@ _LAST: Final = _names(
 _FIRST: Final = _names(
     """
     tried_alloc_bytes tried_alloc_rounded_bytes device nd nc alloc_usage alloc_alignment_bytes ret status err
-    code hbm_total_used_bytes hbm_tensors_bytes hbm_constants_bytes hbm_model_code_bytes
-    hbm_shared_scratchpad_bytes hbm_runtime_bytes hbm_dma_rings_bytes hbm_collectives_bytes
+    code
     """
 )
+_ONCE: Final = "hbm_"
+"""Figures of the Neuron runtime's tables begin so: of a process its first table counts, of several ranks the fullest."""
 CONFIGURED: Final = _names(
     """
     max_model_len configured_max_model_len max_num_seqs gpu_memory_utilization num_gpu_blocks_override
@@ -49,7 +50,7 @@ DERIVED: Final = _names(
     """
 )
 """What the engine worked out and did not see."""
-_PEAK: Final = frozenset({"kv_usage_pct"})
+_PEAK: Final = frozenset({"kv_usage_pct", "hbm_total_used_bytes"})
 
 Process = tuple[str | None, int | None]
 """Who printed a line: name and process id, each ``None`` where the line does not say."""
@@ -105,9 +106,10 @@ class FactStore:
         if known is None and len(by_process) >= MOST_PROCESSES:
             process = (None, None)
             known = by_process.get(process)
-        if known is not None and name in _FIRST:
-            return
-        if known is not None and name in _PEAK and float(known.value) >= float(value.value):
+        if known is not None and name in _PEAK:
+            if float(known.value) >= float(value.value):
+                return
+        elif known is not None and (name in _FIRST or name.startswith(_ONCE)):
             return
         by_process[process] = value
 

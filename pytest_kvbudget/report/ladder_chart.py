@@ -15,7 +15,7 @@ ROW: Final = 40
 TOP: Final = 56
 BOTTOM: Final = 44
 _LEFT, _RIGHT, _MIDDLE = 9.0, 94.0, 50.0
-_LETTER, _GAP, _EDGE = 0.72, 2.0, 101.0
+_LETTER, _GAP, _EDGE = 0.66, 2.0, 101.0
 """Percent of the width: of one letter on a page as wide as it gets, beside a mark, and where the page ends."""
 _MOST_RUNG_TICKS: Final = 160
 _TICKS: Final = 4

@@ -108,7 +108,8 @@ BOOTS: list[Boot] = [
                 "(Worker pid=12677) ERROR 11-29 18:31:58 [multiproc_executor.py:1063] V",
             ),
         },
-        because="(Worker pid=12677) ERROR 11-29 18:31:58 [multiproc_executor.py:1063] ValueError: Available memory on node",
+        because="(Worker pid=12677) ERROR 11-29 18:31:58 [multiproc_executor.py:1063] ValueError: Available memory "
+        "on node",
         turn=(("kv_cache_memory_bytes", "lower"),),
         leave=(("kv_cache_memory_bytes", "raise"), ("max_model_len", "lower")),
     ),

@@ -1,4 +1,4 @@
-"""Logs as they are pasted, shipped and cut: every release family, prefix and failure, with what an expert would answer."""
+"""Logs as they are pasted, shipped and cut: release families, prefixes and failures, with what an expert answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MAMBA = (
     "gpu_memory_utilization."
 )
 IDLE = (
-    "(APIServer pid=1) INFO 09-30 10:01:00 [loggers.py:1] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+    "(APIServer pid=1) INFO 09-30 10:01:00 [loggers.py:1] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg "
+    "generation "
     "throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 1 reqs, GPU KV cache usage: 0.0%, Prefix cache hit rate: 0.0%"
 )
 OOM = (
@@ -84,8 +85,8 @@ VARIANTS: list[Variant] = [
             WE + '  File "/v/vllm/v1/worker/gpu_worker.py", line 9, in capture_model',
             WE + MAMBA,
             E + "EngineCore failed to start.",
-            E
-            + f"RuntimeError: Worker failed with error '{MAMBA[12:]}', please check the stack trace above for the root cause",
+            E + f"RuntimeError: Worker failed with error '{MAMBA[12:]}', please check the stack trace above for the "
+            f"root cause",
             E + "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.",
             WRAPPER,
         ),
@@ -110,8 +111,8 @@ VARIANTS: list[Variant] = [
         "state blocks, only a warning up to 0.19",
         (
             W + "Available KV cache memory: 2.97 GiB",
-            W
-            + "max_num_seqs (256) exceeds available Mamba cache blocks (161). Capping cudagraph capture sizes from max 512 to "
+            W + "max_num_seqs (256) exceeds available Mamba cache blocks (161). Capping cudagraph capture sizes from "
+            "max 512 to "
             "160 to fit Mamba cache blocks (161)",
             W + "Graph capturing finished in 3 secs, took 0.20 GiB",
             READY,
@@ -175,8 +176,8 @@ VARIANTS: list[Variant] = [
     Variant(
         "0.8: no estimate",
         (
-            E
-            + "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is "
+            E + "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache "
+            "is "
             "needed, which is larger than the available KV cache memory (9.12 GiB). Based on the available memory, Try "
             "increasing `gpu_memory_utilization`",
         ),
@@ -253,7 +254,8 @@ VARIANTS: list[Variant] = [
         (
             READY,
             *(
-                "INFO 03-27 10:00:00 metrics.py:455] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 "
+                "INFO 03-27 10:00:00 metrics.py:455] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: "
+                "0.0 "
                 "tokens/s, Running: 0 reqs, Swapped: 0 reqs, Pending: 1 reqs, GPU KV cache usage: 0.5%, CPU KV cache "
                 "usage: 0.0%."
                 for _ in range(2)
@@ -342,9 +344,11 @@ VARIANTS: list[Variant] = [
     Variant(
         "compose and colour",
         (
-            "vllm-1  | \x1b[1;36m(Worker_TP0 pid=7)\x1b[0;0m \x1b[32mINFO\x1b[0m 09-30 10:00:00 \x1b[90m[gpu_worker.py:349]\x1b[0m "
+            "vllm-1  | \x1b[1;36m(Worker_TP0 pid=7)\x1b[0;0m \x1b[32mINFO\x1b[0m 09-30 10:00:00 "
+            "\x1b[90m[gpu_worker.py:349]\x1b[0m "
             "Available KV cache memory: 2.97 GiB\r",
-            "vllm-1  | \x1b[1;36m(EngineCore_DP0 pid=5)\x1b[0;0m INFO 09-30 10:00:00 [kv_cache_utils.py:1229] GPU KV cache size: "
+            "vllm-1  | \x1b[1;36m(EngineCore_DP0 pid=5)\x1b[0;0m INFO 09-30 10:00:00 [kv_cache_utils.py:1229] GPU KV "
+            "cache size: "
             "150,745 tokens\r",
         ),
         "booted",
@@ -357,7 +361,8 @@ VARIANTS: list[Variant] = [
         (
             "2026-09-30T10:00:00.123456789Z stderr F " + W + "Available KV cache memory: 2.97 GiB",
             "[pod/vllm-0/vllm] (EngineCore_DP0 pid=5) INFO 09-30 10:00:00 [k.py:1] GPU KV cache size: 150,745 tokens",
-            "Oct 03 10:00:05.123456 dank vllm.service[4242]: INFO 09-30 10:00:00 [k.py:1] Maximum concurrency for 120,000 tokens "
+            "Oct 03 10:00:05.123456 dank vllm.service[4242]: INFO 09-30 10:00:00 [k.py:1] Maximum concurrency for "
+            "120,000 tokens "
             "per request: 2.48x",
             "2026-10-03T10:00:05+0200 dank podman[4242]: " + W1 + "Graph capturing finished in 5 secs, took -0.06 GiB",
         ),
@@ -376,8 +381,10 @@ VARIANTS: list[Variant] = [
         "Ray killed a worker for want of host memory",
         (
             "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
-            "Memory on the node (IP: 10.0.0.2, ID: ab) where the task (actor ID: x, name=RayWorkerWrapper.__init__, pid=1, memory "
-            "used=12.5GB) was running was 120.13GB / 125.64GB (0.956155), which exceeds the memory usage threshold of 0.95.",
+            "Memory on the node (IP: 10.0.0.2, ID: ab) where the task (actor ID: x, name=RayWorkerWrapper.__init__, "
+            "pid=1, memory "
+            "used=12.5GB) was running was 120.13GB / 125.64GB (0.956155), which exceeds the memory usage threshold "
+            "of 0.95.",
         ),
         "failed",
         Phase.UNKNOWN,
@@ -413,8 +420,8 @@ VARIANTS: list[Variant] = [
     Variant(
         "Neuron 2.33, the four quantities by label",
         (
-            N
-            + "Neuron memory: HBM per logical core=36.00 GiB model_weights=8.00 GiB reserved_headroom=4.00 GiB kv_cache_budget=24.00 GiB",
+            N + "Neuron memory: HBM per logical core=36.00 GiB model_weights=8.00 GiB reserved_headroom=4.00 GiB "
+            "kv_cache_budget=24.00 GiB",
         ),
         "booted",
         Phase.KV_CHECK,
@@ -430,8 +437,10 @@ VARIANTS: list[Variant] = [
         "Neuron compiler, no worker's prefix",
         (
             N + "Neuron HBM: 7.06 GiB used, 16.94 GiB free",
-            "[ERROR] [NCC_EOOM002] Maximum peak HBM usage of 43.00GB exceeds HBM limit of 24.00GB for Trn2. This consists of 0B of "
-            "model constants, 43.00GB of I/O tensors, 1.01MB of internal (scratchpad) tensors, 0B of DMA ring I/O, and 0B of "
+            "[ERROR] [NCC_EOOM002] Maximum peak HBM usage of 43.00GB exceeds HBM limit of 24.00GB for Trn2. This "
+            "consists of 0B of "
+            "model constants, 43.00GB of I/O tensors, 1.01MB of internal (scratchpad) tensors, 0B of DMA ring I/O, "
+            "and 0B of "
             "DMA ring spills",
             "(Worker_TP0 pid=77) RuntimeError: neuronx-cc compilation failed with 70. Check compiler logs.",
         ),
@@ -506,7 +515,8 @@ VARIANTS: list[Variant] = [
         "llama.cpp, weights",
         (
             "load_tensors: loading model tensors, this can take a while... (mmap = true)",
-            "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 40960.00 MiB on device 0: cudaMalloc failed: out of memory",
+            "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 40960.00 MiB on device 0: cudaMalloc failed: out "
+            "of memory",
             "alloc_tensor_range: failed to allocate CUDA0 buffer of size 42949672960",
             "llama_model_load: error loading model: unable to allocate CUDA0 buffer",
         ),
@@ -533,7 +543,8 @@ VARIANTS: list[Variant] = [
         "llama.cpp, fitting",
         (
             "llama_params_fit_impl: projected to use 33422 MiB of device memory vs. 27335 MiB of free device memory",
-            "llama_params_fit_impl: cannot meet free memory target of 1024 MiB, need to reduce device memory by 7111 MiB",
+            "llama_params_fit_impl: cannot meet free memory target of 1024 MiB, need to reduce device memory by 7111 "
+            "MiB",
         ),
         "booted",
         Phase.ARGUMENT,
@@ -544,7 +555,8 @@ VARIANTS: list[Variant] = [
         "what a client wrote is in the log",
         (
             READY,
-            f"(APIServer pid=1) INFO 10-03 10:00:00 [logger.py:43] Received request chatcmpl-1: prompt: 'why {OOM} and GPU KV cache "
+            f"(APIServer pid=1) INFO 10-03 10:00:00 [logger.py:43] Received request chatcmpl-1: prompt: 'why {OOM} "
+            f"and GPU KV cache "
             "size: 1 tokens', params: SamplingParams(n=1), lora_request: None.",
         ),
         "booted",
