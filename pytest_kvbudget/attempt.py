@@ -125,7 +125,9 @@ class Attempt:
         self._memory = AttemptMemory(
             backend.probe(loaded, lease.devices), clean, lease.names, rate_hz=loaded.target.limits.trace_hz
         )
-        self._reader = LedgerReader(backend.grammar, simulated=backend.simulated)
+        self._reader = LedgerReader(
+            backend.grammar, simulated=backend.simulated, patterns=loaded.patterns
+        )
         self._process: EngineProcess | None = None
         self._watch: Watch | None = None
         self._command: Command | None = None

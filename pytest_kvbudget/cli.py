@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser(command: str) -> argparse.ArgumentParser:
     """The whole command line; options that take a command's own modules are there for that ``command`` only."""
     parser = argparse.ArgumentParser(prog="kvbudget", description="Explain engine boots and rebuild reports.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the release and leave")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     explain = commands.add_parser(
@@ -40,6 +41,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     explain.add_argument("log", nargs="*", default=["-"], help="log files; - or nothing reads standard input")
     explain.add_argument("--json", action="store_true", help="one JSON object for programs")
     explain.add_argument("--boot", type=int, metavar="N", help="the Nth boot in the log instead of the last")
+    explain.add_argument("--follow", action="store_true", help="read on while the log is written, until the boot fails")
+    explain.add_argument("--config", type=Path, metavar="FILE", help="read the [[pattern]] tables of FILE as well")
     explain.set_defaults(run=_explain)
 
     planned = commands.add_parser(
@@ -88,10 +91,32 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _explain(options: argparse.Namespace) -> int:
-    from pytest_kvbudget.explain import run  # noqa: PLC0415 - each command loads what it needs
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for: that costs more than most commands take to start."""
 
-    return run(options.log, as_json=options.json, boot=options.boot, out=sys.stdout, stdin=sys.stdin.buffer)
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # noqa: PLC0415 - see above
+
+        sys.stdout.write(f"kvbudget {version('pytest-kvbudget')}\n")
+        parser.exit()
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from pytest_kvbudget.explain import follow, run  # noqa: PLC0415 - each command loads what it needs
+
+    if not options.follow:
+        return run(
+            options.log,
+            as_json=options.json,
+            boot=options.boot,
+            config=options.config,
+            out=sys.stdout,
+            stdin=sys.stdin.buffer,
+        )
+    if options.json or options.boot is not None or len(options.log) != 1:
+        sys.stderr.write("kvbudget explain: --follow takes one log, and neither --json nor --boot\n")
+        return EXIT_TROUBLE
+    return follow(options.log[0], config=options.config, out=sys.stdout, stdin=sys.stdin.buffer)
 
 
 def _plan(options: argparse.Namespace) -> int:

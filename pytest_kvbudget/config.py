@@ -12,6 +12,9 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import inspect
 
+from pytest_kvbudget.ledger.classes import CLASSES
+from pytest_kvbudget.ledger.grammar.model import CompiledRow, Failure, Row
+from pytest_kvbudget.ledger.notation import NotationError
 from pytest_kvbudget.mock.spec import MockDevice
 from pytest_kvbudget.shape import Shape, SizeBytes
 from pytest_kvbudget.units import GIB, MIB, SizeError, parse_size
@@ -82,6 +85,17 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return f"Target(backend={self.backend!r}, devices={self.devices!r}, shape={self.shape!r})"
 
 
+class LinePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A line of an engine that the built-in grammar does not know."""
+
+    line: str
+    """Plain text of the line, with ``{fact:kind}`` where it prints a figure."""
+    phase: Phase | None = None
+    """Boot phase that the line belongs to; nothing where it may stand anywhere."""
+    failure_class: str | None = None
+    """The line is a failure of this class."""
+
+
 class LoadedTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A target with its name and where it was read from."""
 
@@ -93,6 +107,8 @@ class LoadedTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Folder that relative paths of this target start from."""
     environment: dict[str, str]
     """``env_file`` and ``env`` together."""
+    patterns: tuple[Row, ...] = ()
+    """Lines that the configuration adds to the grammar of every engine."""
 
     def __repr__(self) -> str:
         return f"LoadedTarget(name={self.name!r}, origin={self.origin!r}, target={self.target!r})"
@@ -172,25 +188,80 @@ def load(path: Path) -> Config:
     Raises:
         ConfigError: for anything that is not exactly as expected.
     """
+    raw, table = _read_tables(path)
+    targets = raw.get("target", {})
+    if not isinstance(targets, dict) or not targets:
+        raise ConfigError(f"{path}: no target; expected at least one [{table}target.NAME] table")
+    patterns = _load_patterns(path, raw, table)
+    return Config(
+        path=str(path),
+        targets={
+            name: _load_target(path, f"{table}target.{name}", name, body, patterns=patterns)
+            for name, body in targets.items()
+        },
+    )
+
+
+def _read_tables(path: Path) -> tuple[dict[str, Any], str]:
+    """Our tables of a file, and what stands before their names in it."""
     raw = _read_toml(path)
     table = ""
     if path.name == "pyproject.toml":
         raw, table = raw.get("tool", {}).get("kvbudget", {}), "tool.kvbudget."
         if not isinstance(raw, dict):
             raise ConfigError(f"{path}: tool.kvbudget is {type(raw).__name__}; expected a table")
-    unknown = sorted(set(raw) - {"target"})
+    unknown = sorted(set(raw) - {"target", "pattern"})
     if unknown:
-        raise ConfigError(f"{path}: unknown key {table}{unknown[0]}; expected only [{table}target.NAME] tables")
-    targets = raw.get("target", {})
-    if not isinstance(targets, dict) or not targets:
-        raise ConfigError(f"{path}: no target; expected at least one [{table}target.NAME] table")
-    return Config(
-        path=str(path),
-        targets={name: _load_target(path, f"{table}target.{name}", name, body) for name, body in targets.items()},
+        raise ConfigError(
+            f"{path}: unknown key {table}{unknown[0]}; expected only [{table}target.NAME] and [[{table}pattern]] tables"
+        )
+    return raw, table
+
+
+def load_patterns(path: Path) -> tuple[Row, ...]:
+    """Read the lines that a configuration file adds to the grammar; it need not have a target.
+
+    Raises:
+        ConfigError: for anything that is not exactly as expected.
+    """
+    return _load_patterns(path, *_read_tables(path))
+
+
+def _load_patterns(path: Path, raw: dict[str, Any], table: str) -> tuple[Row, ...]:
+    entries = raw.get("pattern", [])
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: {table}pattern is {type(entries).__name__}; expected [[{table}pattern]] tables")
+    return tuple(_load_pattern(f"{path}: [[{table}pattern]] {number}", body) for number, body in enumerate(entries, 1))
+
+
+def _load_pattern(where: str, body: object) -> Row:
+    if not isinstance(body, dict):
+        raise ConfigError(f"{where} is {type(body).__name__}; expected a table")
+    entry = decode(body, LinePattern, where=where)
+    failure = None
+    if entry.failure_class is not None:
+        if entry.failure_class not in CLASSES:
+            near = get_close_matches(entry.failure_class, CLASSES, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(
+                f"{where} failure_class: {entry.failure_class!r} is none; {hint}expected {', '.join(sorted(CLASSES))}"
+            )
+        failure = Failure(failure_class=entry.failure_class, phase=entry.phase)
+    row = Row(
+        pattern=entry.line,
+        literal=True,
+        scope="rank",
+        phase=None if failure is not None else entry.phase,
+        failure=failure,
     )
+    try:
+        CompiledRow(row, None)
+    except NotationError as error:
+        raise ConfigError(f"{where} line: {error}") from None
+    return row
 
 
-def _load_target(path: Path, table: str, name: str, body: object) -> LoadedTarget:
+def _load_target(path: Path, table: str, name: str, body: object, *, patterns: tuple[Row, ...] = ()) -> LoadedTarget:
     if not isinstance(body, dict):
         raise ConfigError(f"{path}: {table} is {type(body).__name__}; expected a table")
     target = decode(body, Target, where=f"{path}: [{table}]")
@@ -202,7 +273,12 @@ def _load_target(path: Path, table: str, name: str, body: object) -> LoadedTarge
         environment.update(_read_env_file(path.parent / target.env_file, f"{path}: [{table}] env_file"))
     environment.update(target.env)
     return LoadedTarget(
-        name=name, target=target, origin=f"{path} [{table}]", folder=str(path.parent), environment=environment
+        name=name,
+        target=target,
+        origin=f"{path} [{table}]",
+        folder=str(path.parent),
+        environment=environment,
+        patterns=patterns,
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
+from pytest_kvbudget.config import ConfigError, load_patterns
 from pytest_kvbudget.explain_text import Boots, page
 from pytest_kvbudget.ledger.model import BootLedger, Evidence
 from pytest_kvbudget.ledger.reader import LedgerReader
@@ -27,6 +28,8 @@ NOT_OURS: Final = "this is not a boot log of an engine I know"
 
 MILESTONE_CHARACTERS: Final = 120
 PAUSE_S: Final = 0.2
+PATIENCE: Final = 50
+"""Pauses in which a line may come that says more than that the boot failed."""
 
 
 def _pause() -> bool:
@@ -54,22 +57,34 @@ class Source:
         return f"{Path(self._names[position]).name}:{line - self._starts[position] + 1}"
 
 
-def run(paths: Sequence[str], *, as_json: bool, boot: int | None = None, out: TextIO, stdin: BinaryIO) -> int:
+def run(
+    paths: Sequence[str],
+    *,
+    as_json: bool,
+    boot: int | None = None,
+    config: Path | None = None,
+    out: TextIO,
+    stdin: BinaryIO,
+) -> int:
     """Explain the boot in ``paths`` (``-`` or none: standard input; several: the ranks of one boot in separate files).
 
     Args:
         paths: files to read, in order.
         as_json: one JSON object instead of text.
         boot: 1-based number of the boot to explain where the stream holds several; default: the last.
+        config: file with ``[[pattern]]`` tables to read beside the grammar.
         out: receives the explanation.
         stdin: read for ``-``.
 
     Returns:
         Exit status 0, 1 or 2; 2 also where nothing could be read.
     """
-    reader, source = LedgerReader(), Source()
+    source = Source()
     try:
+        reader = _reader(config)
         read_log(reader, source, paths or [STDIN], stdin)
+    except ConfigError as error:
+        return _complain(out, str(error), as_json=as_json)
     except OSError as error:
         return _complain(out, f"cannot read {error.filename}: {error.strerror}", as_json=as_json)
     boots = reader.boots()
@@ -86,22 +101,37 @@ def run(paths: Sequence[str], *, as_json: bool, boot: int | None = None, out: Te
     return exit_status(ledger)
 
 
-def follow(path: str, *, out: TextIO, wait: Callable[[], bool] = _pause) -> int:
+def follow(
+    path: str,
+    *,
+    config: Path | None = None,
+    out: TextIO,
+    stdin: BinaryIO | None = None,
+    wait: Callable[[], bool] = _pause,
+) -> int:
     """Explain a log while it is written: its milestones as they come, and the whole page when the boot has failed.
 
     Args:
-        path: file to read; it may grow, not shrink.
+        path: file to read, which may grow, not shrink; ``-``: standard input, to its end.
+        config: file with ``[[pattern]]`` tables to read beside the grammar.
         out: receives the milestones and the page.
+        stdin: read for ``-``.
         wait: called when nothing new is there; ends the reading by returning ``False`` or by Ctrl-C.
 
     Returns:
         Exit status 0, 1 or 2, as `run` does.
     """
-    reader, source = LedgerReader(), Source()
+    source = Source()
     source.begin(path, 1)
     try:
-        with Path(path).open("rb") as file:
-            _follow(reader, file, out, wait)
+        reader = _reader(config)
+        if path == STDIN and stdin is not None:
+            _follow(reader, stdin, out, lambda: False)
+        else:
+            with Path(path).open("rb") as file:
+                _follow(reader, file, out, wait)
+    except ConfigError as error:
+        return _complain(out, str(error), as_json=False)
     except OSError as error:
         return _complain(out, f"cannot read {error.filename}: {error.strerror}", as_json=False)
     ledger = reader.ledger()
@@ -111,16 +141,30 @@ def follow(path: str, *, out: TextIO, wait: Callable[[], bool] = _pause) -> int:
     return exit_status(ledger)
 
 
+def _reader(config: Path | None) -> LedgerReader:
+    return LedgerReader(patterns=() if config is None else load_patterns(config))
+
+
 def _follow(reader: LedgerReader, file: BinaryIO, out: TextIO, wait: Callable[[], bool]) -> None:
+    read = getattr(file, "read1", file.read)  # a pipe's next lines, not a whole chunk of them
+    silence = 0
     with suppress(KeyboardInterrupt):
         while True:
-            chunk = file.read(CHUNK_BYTES)
+            chunk: bytes = read(CHUNK_BYTES)
             for milestone in reader.feed(chunk):
                 text = milestone.evidence.text[:MILESTONE_CHARACTERS]
                 out.write(f"{milestone.phase:14} line {milestone.evidence.line}: {text}\n")
             out.flush()
-            if not chunk and (reader.ledger().cause is not None or not wait()):
+            silence = 0 if chunk else silence + 1
+            if not chunk and (_is_over(reader.ledger(), silence) or not wait()):
                 return
+
+
+def _is_over(ledger: BootLedger, silence: int) -> bool:
+    """A boot that failed is over when its cause is known; a wrapper alone may have its cause in the next lines."""
+    if ledger.cause is None or ledger.outcome == "recovered":
+        return False
+    return silence > PATIENCE or ledger.failure_class not in {"unexplained", "engine_exception", "engine_killed"}
 
 
 def exit_status(ledger: BootLedger) -> int:

@@ -120,6 +120,8 @@ class AttemptMemory:
         Without device memory the engine's memory is the host's, and the least room that its control group left it
         (``host_free_bytes``) stands for what was free. What was used there is not known, and stays so.
         """
+        if gates != MemoryGates() and self._sampler is not None:
+            self._sampler.await_sample()
         ranks = self.since(since)
         free = ranks if self.visible or host_free_bytes is None else (_host_window(host_free_bytes),)
         nothing = MemoryGates()

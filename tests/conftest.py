@@ -15,6 +15,18 @@ from pytest_kvbudget.records import AttemptRecord, FindingRecord
 POOL_TOKENS = 51_200
 """Tokens that the simulated card's pinned pool holds: 50 MiB at 1024 bytes per token."""
 
+SAME_BODY = """
+import pytest
+
+@pytest.mark.knife_edge(prompt_tokens=64, max_tokens=64, hold=32, prefill=False)
+@pytest.mark.kv_shape(max_model_len=4_096)
+def test_deploy(kv_engine, kv_ledger):
+    assert kv_ledger.kv_cache.tokens >= 4_096
+    assert kv_engine.client.models()[0]["max_model_len"] == 4_096
+    assert kv_engine.complete("Where did every GiB go?", max_tokens=8)["usage"]["completion_tokens"] == 8
+"""
+"""A test that must run unchanged on every target, simulated or real."""
+
 CONFIG = """\
 [target.card]
 backend = "mock"

@@ -59,6 +59,8 @@ class MemorySampler:
         self._gaps: list[Gap] = []
         self._left_out = 0
         self._failing = False
+        self._seen = 0
+        self._seen_one = threading.Condition(self._lock)
         self._over = False
         """The trace was handed out: a reading that returns now is too late."""
 
@@ -77,6 +79,16 @@ class MemorySampler:
         at_s = max(0.0, (time.monotonic() if at is None else at) - self._begun)
         with self._lock:
             self._marks.append(PhaseMark(phase=phase, at_s=round(at_s, 6)))
+
+    def await_sample(self, *, wait_s: float = _FIRST_S) -> None:
+        """Wait for a reading that begins from now on, good or bad, ``wait_s`` seconds at most.
+
+        What was over between two ticks is judged by the level that it left.
+        """
+        with self._seen_one:
+            # one reading may be under way, and began before
+            wanted = self._seen + 2
+            self._seen_one.wait_for(lambda: self._seen >= wanted or self._over or self._stop.is_set(), wait_s)
 
     def snapshot(self) -> MemoryTrace:
         """What was sampled so far."""
@@ -133,6 +145,9 @@ class MemorySampler:
             with self._lock:
                 if not self._over:
                     self._fail(tick, error)
+        with self._seen_one:
+            self._seen += 1
+            self._seen_one.notify_all()
 
     def _take(self, tick: int, readings: Sequence[DeviceMemory]) -> None:
         devices = tuple(reading.device for reading in readings)

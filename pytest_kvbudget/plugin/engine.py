@@ -65,7 +65,7 @@ class KvEngine:
     def complete(
         self,
         prompt: str | Sequence[int],
-        max_tokens: int,
+        max_tokens: int = 16,
         **options: Any,  # noqa: ANN401 - whatever JSON the engine takes
     ) -> dict[str, Any]:
         """One completion, whole; ``prompt`` is text or token ids, ``options`` are further fields of the request.

@@ -143,7 +143,7 @@ def _boot_row(boot: Boot, record: FindingRecord, axis: str, link: str) -> Elemen
 
 def _for_more(record: FindingRecord) -> Element | None:
     turns = levers.for_more(record.finding)
-    return element("p", element("b", "For more: "), "; ".join(turns), class_="prose") if turns else None
+    return element("p", element("b", "For more: "), "; ".join(turns), class_="for-more") if turns else None
 
 
 def _lost(path: str) -> Element:

@@ -124,7 +124,7 @@ def _boot(boot: Boot, finding: Finding, scale: _Scale, link: str | None) -> Elem
     said = why(boot.record)
     width = _LETTER * len(f"{plain_amount(finding.axis.name, boot.value)} {boot.mark.word} {said}") + _GAP
     width += _LETTER * len(" (confirmation)") if boot.confirmation else 0
-    left = _on_the_left(scale.at(boot.value), width, [scale.at(v) for v in _ends(finding) if v != boot.value])
+    left = on_the_left(scale.at(boot.value), width, [scale.at(v) for v in _ends(finding) if v != boot.value])
     deciding = boot.value in _ends(finding)
     label = element(
         "text",
@@ -147,19 +147,21 @@ def _ends(finding: Finding) -> list[int]:
     return [value for value in (finding.value, finding.failed_at) if value is not None]
 
 
-def _on_the_left(at: float, width: float, lines: Sequence[float]) -> bool:
-    """Which side of its mark a label stands on: towards the middle, unless it would cross a boundary or the edge."""
+def on_the_left(at: float, width: float, lines: Sequence[float]) -> bool:
+    """Which side of its mark a label stands on: towards the middle, unless it would cross a boundary or the edge.
+
+    Args:
+        at: place of the mark, in percent of the chart's width like the others.
+        width: of the label.
+        lines: places of the boundaries.
+    """
 
     def crosses(left: bool) -> bool:
         low, high = (at - width, at) if left else (at, at + width)
         return low < 0 or high > _EDGE or any(low <= line <= high for line in lines)
 
-    towards_the_middle = at > _MIDDLE
-    return (
-        towards_the_middle
-        if not crosses(towards_the_middle)
-        else towards_the_middle ^ (not crosses(not towards_the_middle))
-    )
+    preferred = at > _MIDDLE
+    return preferred if not crosses(preferred) or crosses(not preferred) else not preferred
 
 
 def _legend(history: Sequence[Boot]) -> Element:

@@ -78,7 +78,7 @@ def _chart(record: AttemptRecord, trace: MemoryTrace, rank: int, worst: WindowMe
     if worst is not None:
         said += f"; least free {size(worst.least_free_bytes)} after {duration(worst.least_free_at_s)}"
     parts: list[Child] = [
-        element("text", size(total), x=f"{_LEFT - 1}%", y=_TOP + 4, class_="tick end"),
+        element("text", "total", x=f"{_LEFT - 1}%", y=_TOP + 4, class_="tick end"),
         element("text", "0", x=f"{_LEFT - 1}%", y=bottom + 4, class_="tick end"),
         _drawing(trace, points, scale),
         _times(scale, bottom),

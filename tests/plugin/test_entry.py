@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from pytest_kvbudget import plugin
+from pytest_kvbudget.cli import main
 from tests.conftest import Project
 
 MODULES = """
@@ -80,3 +84,31 @@ def test_without_the_plugin_nothing_of_it_is_there(project: Project) -> None:
 
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*fixture 'kv_engine' not found*"])
+
+
+def test_the_documentation_names_every_mark_fixture_and_option() -> None:
+    here = Path(__file__).parent.parent.parent
+    readme = (here / "README.md").read_text()
+    fixtures = (here / "docs" / "fixtures.md").read_text()
+    source = Path(str(plugin.__file__)).read_text()
+    for name in plugin.MARKERS:
+        assert f"`{name}" in readme
+    options = re.findall(r'"(--kvbudget-[a-z-]+)"', source)
+    assert options
+    assert [option for option in options if f"`{option}" not in readme] == []
+    named = re.findall(r"def (kv_[a-z]+)\(", source)
+    assert "kv_engine" in named
+    for name in named:
+        assert f"| `{name}` |" in fixtures
+    ledger = "".join(path.read_text() for path in (here / "pytest_kvbudget" / "ledger").rglob("*.py"))
+    table = fixtures.partition("| fact of a vLLM boot |")[2].partition("\n\n")[0]
+    facts = re.findall(r"`([a-z_]+)`", table)
+    assert "kv_tokens" in facts
+    assert [fact for fact in facts if fact not in ledger] == []
+
+
+def test_the_command_says_which_release_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"kvbudget {version('pytest-kvbudget')}\n"

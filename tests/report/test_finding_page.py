@@ -10,6 +10,7 @@ import pytest
 from pytest_kvbudget.ledger.model import Cause
 from pytest_kvbudget.records import AttemptRecord
 from pytest_kvbudget.report.html import write_finding_page
+from pytest_kvbudget.report.ladder_chart import on_the_left
 from pytest_kvbudget.search.model import Axis
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, MIB
@@ -124,7 +125,11 @@ def test_a_gate_bound_is_not_called_memory(tmp_path: Path) -> None:
     attempts = [attempt(241_664), attempt(245_760, Verdict.FAIL, cause=gate, message="The test refused it.")]
     page = read_page(write_finding_page(write_ladder(tmp_path, attempts, bounded_by=gate)))
     assert "not a statement about memory (assert 3 > 4)" in page.one("p", "prose").text
-    assert table_rows(page, "boots")[1][2:5] == ["FAIL (gate)", "refused by the test", "not stated"]
+    assert table_rows(page, "boots")[1][2:5] == [
+        "FAIL (gate)",
+        "refused by the test",
+        "KV cache 245,760 tokensfull windows 1.00×",
+    ]
     assert page.one("svg", "ladder").all("path", "m-gate")
 
 
@@ -157,3 +162,39 @@ def test_a_page_can_be_rebuilt_in_another_place(tmp_path: Path) -> None:
     again = write_finding_page(moved / finding.relative_to(tmp_path / "here")).read_text(encoding="utf-8")
     assert again == first.replace(str(tmp_path / "here"), str(moved))
     assert msgspec.json.decode((moved / finding.relative_to(tmp_path / "here")).read_bytes())["kind"] == "finding"
+
+
+def test_devices_engine_and_what_gives_more_are_those_of_the_boots(tmp_path: Path) -> None:
+    finding = write_ladder(tmp_path, [attempt(241_664), attempt(245_760, Verdict.FAIL)])
+    page = read_page(write_finding_page(finding))
+    pairs = {
+        entry.one("dt").text: entry.one("dd").text for node in page.all("dl", "pairs") for entry in node.all("div")
+    }
+    assert (pairs["devices"], pairs["engine"]) == ("0, 1", "vLLM 0.29.1")
+    assert page.one("p", "for-more").text == "For more: lower gpu_memory_utilization"
+
+
+def test_an_interrupted_boot_is_said_to_be_one(tmp_path: Path) -> None:
+    cut_short = attempt(241_664, Verdict.UNKNOWN, cause=None, message="interrupted: the run ended before", ledger=None)
+    finding = write_ladder(tmp_path, [cut_short], kind=FindingKind.UNDECIDED)
+    page = read_page(write_finding_page(finding))
+    assert table_rows(page, "boots")[0][2:4] == ["UNKNOWN", "interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("at", "lines", "left"),
+    [
+        (90.0, [], True),  # towards the middle
+        (10.0, [], False),
+        (60.0, [55.0], False),  # the other side of the line that the label would cross
+        (85.0, [80.0], True),  # no room on the other side: masked by its halo
+    ],
+)
+def test_a_label_keeps_clear_of_the_boundary(at: float, lines: list[float], left: bool) -> None:
+    assert on_the_left(at, 20.0, lines) is left
+
+
+@pytest.mark.parametrize("kind", FindingKind)
+def test_every_kind_of_finding_has_a_page(tmp_path: Path, kind: FindingKind) -> None:
+    page = read_page(write_finding_page(write_ladder(tmp_path, [attempt(241_664)], kind=kind)))
+    assert page.one("p", "kicker").one("b").text

@@ -3,12 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_kvbudget.ledger.model import Cause, Direction, Effect, Evidence, Lever
 from pytest_kvbudget.records import Timings
 from pytest_kvbudget.report.text import attempt_lines, finding_lines
+from pytest_kvbudget.search.model import Hint, Limit
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
 from tests.report.building import attempt, finding_record
 
@@ -50,7 +54,27 @@ def test_a_gate_failure_is_not_blamed_on_memory() -> None:
     lines = attempt_lines(attempt(245_760, Verdict.FAIL, cause=gate, message="The test refused it."))
     assert lines[0].startswith("FAIL (gate) ")
     assert any("says nothing about memory" in line for line in lines)
+    assert "  numbers   KV cache 245,760 tokens, full windows 1.00×" in lines
     assert not any("MiB" in line for line in lines)
+
+
+def test_the_same_number_is_not_said_twice() -> None:
+    nearest = attempt(241_664, hint=Hint(limits=(Limit(name="device_memory", margin_bytes=58 * MIB),)))
+    (numbers,) = [line for line in attempt_lines(nearest) if "numbers" in line]
+    assert numbers.count("58.00 MiB") == 1
+    other = attempt(241_664, hint=Hint(limits=(Limit(name="kv_check", margin_bytes=20 * MIB),)))
+    (numbers,) = [line for line in attempt_lines(other) if "numbers" in line]
+    assert "slack at KV check 20.00 MiB, least device memory free 58.00 MiB" in numbers
+
+
+def test_a_scaled_pool_is_named_as_the_winner_had_it() -> None:
+    attempts = [
+        attempt(length, verdict, shape=Shape(max_model_len=length, kv_cache_memory_bytes=pool))
+        for length, verdict, pool in ((241_664, Verdict.PASS, 2 * GIB), (245_760, Verdict.FAIL, 3 * GIB))
+    ]
+    record = msgspec.structs.replace(finding_record(("a", "b")), pool="scaled")
+    assert "  pool      2.00 GiB per rank, scaled to the winner" in finding_lines(record, attempts)
+    assert not any("scaled" in line for line in finding_lines(finding_record(("a", "b")), attempts))
 
 
 def test_the_log_tail_stands_in_for_missing_evidence_only() -> None:

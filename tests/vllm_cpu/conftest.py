@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +36,8 @@ boot_seconds = 600
 @pytest.fixture(scope="session")
 def recipe() -> dict[str, Any]:
     """Where the real engine is, as ``ci/vllm_cpu.py`` says."""
-    done = subprocess.run([sys.executable, str(ROOT / "ci" / "vllm_cpu.py"), "path"], capture_output=True, text=True)
+    command = [sys.executable, str(ROOT / "ci" / "vllm_cpu.py"), "path"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode == 75:
         pytest.skip(f"no real vLLM on this host: {done.stderr.strip()[-300:]}")
     assert done.returncode == 0, done.stderr
@@ -86,5 +87,5 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, recipe: dict[str, Any]) -> Iterator[Callable[[], Project]]:
-    yield lambda: Project(tmp_path, recipe)
+def project(tmp_path: Path, recipe: dict[str, Any]) -> Callable[[], Project]:
+    return lambda: Project(tmp_path, recipe)

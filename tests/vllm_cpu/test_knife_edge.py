@@ -1,7 +1,7 @@
 """A true "boots and dies" without a device: the CPU engine in a memory control group that is a little too small.
 
-The figures are those of a boot that was tried by hand: KV pinned at 128 MiB, a window of 65,536, steps of 32,768 tokens; 1.4
-GiB used once healthy; 120 MiB more are enough for small requests, and a prompt of 32,000 tokens is killed.
+The figures are those of a boot that was tried by hand: KV pinned at 128 MiB, a window of 65,536, steps of 32,768
+tokens; 1.4 GiB used once healthy; 120 MiB more are enough for small requests, a prompt of 32,000 tokens is killed.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 from pytest_kvbudget.engine.processes import alive, descendants, wait_until_gone
 from pytest_kvbudget.records import AttemptRecord
 from pytest_kvbudget.verdict import FindingKind, Verdict
+from tests.conftest import SAME_BODY
 from tests.vllm_cpu.conftest import KV_POOL_BYTES, Project
 
 pytestmark = pytest.mark.vllm_cpu
@@ -117,3 +118,14 @@ def test_a_killed_run_leaves_no_process_of_the_engine(project: Callable[[], Proj
     (_, record), *_ = it.attempts()
     assert record.verdict is Verdict.UNKNOWN
     assert record.message.startswith("interrupted")
+
+
+def test_the_body_that_runs_on_simulated_cards_runs_here(project: Callable[[], Project]) -> None:
+    it = project()
+    run = it.pytest("-rA", test=SAME_BODY)
+    output, _ = run.communicate()
+    ((_, record),) = it.attempts()
+    assert run.returncode == 0, output
+    assert record.verdict is Verdict.PASS
+    assert record.survival is not None
+    assert all(request.survived for request in record.survival.requests)
