@@ -98,6 +98,7 @@ class EnginePool:
         try:
             attempt.run()
         except BaseException:
+            self.cut_short = attempt
             self.retire(attempt)
             raise
         return attempt

@@ -62,6 +62,10 @@ _CONSEQUENCE_TEXTS: Final = (
 )
 
 
+_HARMLESS: Final = ("DEBUG", "INFO", "WARNING")
+"""Levels of records that report no failure of the boot."""
+
+
 class BootState:
     """Everything one boot said so far. Grows with the number of processes and of kinds of lines, not with the log."""
 
@@ -180,6 +184,8 @@ class BootState:
             return False
         if compiled.needle not in text.text:
             return False
+        if row.failure is not None and row.failure.tier is Tier.ROOT and _talks(text):
+            return False
         match = compiled.main.regex.search(text.text)
         evidence = Evidence(line, text.text.strip()[:LONGEST_EVIDENCE])
         if match is None:
@@ -252,6 +258,8 @@ class BootState:
             self.planned = True
         elif row.event == "asked":
             self.requests = True
+        elif row.event == "simulated":
+            self.simulated = True
         elif row.event in {"table", "head", "cells"}:
             self._tabulate(row, evidence, process)
         elif row.event in {"served", "alive"}:
@@ -453,3 +461,8 @@ class BootState:
         known = self._frames.get(process)
         if known is None or known[1]:
             self._frames[process] = (phase, function in WEAK_FRAMES)
+
+
+def _talks(text: Text) -> bool:
+    """A record of a level at which nothing has failed: what it names is a hint, a setting or somebody's prompt."""
+    return text.record and text.header.lstrip("[ ").startswith(_HARMLESS)

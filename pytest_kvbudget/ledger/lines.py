@@ -11,12 +11,15 @@ HEAD_BYTES: Final = 64 * 1024
 TAIL_BYTES: Final = 64 * 1024
 """What is kept from the end of a piece that is longer than the head."""
 
+LONGEST_PIECE: Final = HEAD_BYTES + TAIL_BYTES
+"""Bytes kept of one piece."""
+
 _END = re.compile(rb"[\r\n]")
 
 
 def capped(piece: bytes) -> bytes:
     """A piece without the middle that is not kept."""
-    return piece if len(piece) <= HEAD_BYTES + TAIL_BYTES else piece[:HEAD_BYTES] + piece[-TAIL_BYTES:]
+    return piece if len(piece) <= LONGEST_PIECE else piece[:HEAD_BYTES] + piece[-TAIL_BYTES:]
 
 
 class LineSplitter:

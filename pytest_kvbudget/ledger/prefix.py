@@ -81,6 +81,8 @@ def _texts(text: str, process: str | None, pid: int | None, depth: int, header: 
 
 
 def _without_outer(text: str) -> str:
+    if text.startswith("("):
+        return text  # a process of the engine: nothing stands outside
     for _ in range(3):
         match = _OUTER.match(text)
         if match is None:

@@ -12,10 +12,10 @@ from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.cut import Cutter
 from pytest_kvbudget.ledger.grammar import TABLES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Row
-from pytest_kvbudget.ledger.lines import LineSplitter, capped
+from pytest_kvbudget.ledger.lines import LONGEST_PIECE, LineSplitter, capped
 from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import clean
-from pytest_kvbudget.ledger.scan import Kind, Scanner, split_pieces
+from pytest_kvbudget.ledger.scan import USAGE, Kind, Scanner, quotes_somebody, split_pieces
 from pytest_kvbudget.verdict import Phase
 
 MOST_BOOTS = 1000
@@ -28,7 +28,7 @@ _CLOCK = re.compile(rb"\b([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\b")
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _SPEAKER_WITHIN: Final = 160
 _SPEAKER_BYTES: Final = 48
-_USAGE: Final = b" cache usage: "
+_STATISTICS: Final = " reqs, Waiting: "
 _USAGE_BYTES: Final = 8
 _PERCENT = re.compile(rb"([0-9]{1,3}(?:\.[0-9]+)?)%")
 _LOAD_BYTES: Final = 50
@@ -188,24 +188,32 @@ class LedgerReader:
         """Read a block that begins with a line and ends with one; most of its lines are not even looked at."""
         survey = self._scanner.survey(block)
         quiet = survey.only_alive() and not self._state.waits_for_more
-        if quiet and (not survey.picked or (self._state.settled and self._block_says_nothing_new(block))):
+        if quiet and (not survey.picked or (self._state.settled and self._says_nothing(block, survey.load()))):
             self._pass_over(block, survey.lines())
             return
         pieces = survey.pieces if survey.pieces is not None else split_pieces(block)
         numbers = _Numbers(self._splitter.line, survey.ends)
-        done = 0
+        waiting, done = self._state.waits_for_more, 0
         for index, kind in survey.chosen():
-            while self._state.waits_for_more and done < index:
-                self._piece(numbers.of(done), capped(pieces[done]), found)
+            while waiting and done < index:
+                waiting = self._next(numbers.of(done), pieces[done], None, found)
                 done += 1
             done = index + 1
             piece = pieces[index]
-            if not self._known(piece, kind):
-                self._piece(numbers.of(index), capped(piece), found)
-        while self._state.waits_for_more and done < len(pieces):
-            self._piece(numbers.of(done), capped(pieces[done]), found)
+            if waiting or not ((kind.quotes and quotes_somebody(piece)) or self._known(piece, kind)):
+                waiting = self._next(numbers.of(index), piece, kind, found)
+        while waiting and done < len(pieces):
+            waiting = self._next(numbers.of(done), pieces[done], None, found)
             done += 1
         self._pass_over(block, survey.lines())
+
+    def _next(self, line: int, piece: bytes, kind: Kind | None, found: list[Milestone]) -> bool:
+        """Read a piece of a block; returns whether the next one is needed whatever it is."""
+        if kind is None or kind.quotes or len(piece) > LONGEST_PIECE:
+            self._piece(line, capped(piece), found)
+        elif piece and not piece.isspace():
+            self._take(line, piece, kind, found, partial=False)
+        return self._state.waits_for_more
 
     def _known(self, piece: bytes, kind: Kind) -> bool:
         """Whether a piece says nothing new, told by its look alone."""
@@ -225,13 +233,13 @@ class LedgerReader:
     def _new_state(self) -> BootState:
         return BootState(self._family, simulated=self._simulated)
 
-    def _block_says_nothing_new(self, block: bytes) -> bool:
+    def _says_nothing(self, block: bytes, load: frozenset[str]) -> bool:
         """`_says_nothing_new` for every line of a block at once."""
-        if self._state.starved or b"#queue-req: " in block:
+        if self._state.starved or load - {_STATISTICS}:
             return False
-        said = block.split(_USAGE)
-        if len(said) == 1:
-            return b" reqs, Waiting: " not in block
+        if not load:
+            return True
+        said = block.split(USAGE)
         before = {text[-_LOAD_BYTES:] for text in said[:-1]}
         after = {text[:_USAGE_BYTES] for text in said[1:]}
         if any(_RUNNING.search(text) is None or _IDLE.search(text) for text in before):

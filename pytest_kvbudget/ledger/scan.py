@@ -31,6 +31,9 @@ QUOTES: Final = (b"Received request ", b"Receive: obj=", b"Finish: obj=", b"Gene
 QUOTE_WITHIN: Final = 240
 """Bytes of a line in which the quotation begins, prefixes included."""
 
+USAGE: Final = b" cache usage: "
+"""Stands in an engine's statistics after the numbers of requests."""
+
 LONGEST_SKELETON: Final = 1024
 """Bytes; longer skeletons are not remembered."""
 MOST_SKELETONS: Final = 32768
@@ -46,6 +49,8 @@ class Kind(NamedTuple):
     """May belong to a traceback."""
     alive: bool
     """Can only say that the engine still serves: most lines of a long log."""
+    load: frozenset[str]
+    """Plain text of its rows that say how many requests run and wait; empty where `USAGE` does not follow."""
     starts: bool
     """May be the first line of a boot."""
     repeats: bool
@@ -70,6 +75,10 @@ class Survey(NamedTuple):
         """No line can say more than that the engine serves."""
         return all(kind.alive for kind in self.picked.values())
 
+    def load(self) -> frozenset[str]:
+        """Plain text of the rows that say how many requests run and wait."""
+        return frozenset[str]().union(*(kind.load for kind in self.picked.values()))
+
     def lines(self) -> int:
         """Lines of the block."""
         return self.ends.count(b"\n") if self.ends else len(self.skeletons)
@@ -81,7 +90,7 @@ class Survey(NamedTuple):
             yield from ((index, picked[piece]) for index, piece in enumerate(self.skeletons) if piece in picked)
 
 
-NOTHING: Final = Kind((), trace=False, alive=False, starts=False, repeats=False, quotes=False)
+NOTHING: Final = Kind((), trace=False, alive=False, load=frozenset(), starts=False, repeats=False, quotes=False)
 
 
 class Scanner:
@@ -157,14 +166,20 @@ class Scanner:
         if not rows and not trace:
             return NOTHING
         events = {compiled.row.event for compiled in rows}
+        usage = skeleton_of(USAGE) in skeleton
         return Kind(
             rows,
             trace,
             alive=not trace and events <= _ALIVE,
+            load=frozenset(row.needle if usage else "" for row in rows if _tells_load(row)),
             starts=bool(events & _STARTS),
             repeats=not trace and all(_any_digits(compiled) for compiled in rows),
             quotes=self._may_quote(skeleton),
         )
+
+
+def _tells_load(compiled: CompiledRow) -> bool:
+    return any("waiting" in pattern.kinds for pattern in (compiled.main, *compiled.parts))
 
 
 def _any_digits(compiled: CompiledRow) -> bool:

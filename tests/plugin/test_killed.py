@@ -1,4 +1,4 @@
-"""SIGKILL of pytest, or of an xdist worker, at any moment leaves no process, no lease, no memory, a readable archive."""
+"""SIGKILL of pytest, or of a worker, at any moment leaves no process, no lease, no memory, a readable archive."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_boots(kv_engine): pass
     output = project.run().stdout.str()
 
     assert ("log ends" in output) is bool(mock)
-    assert ("evidence " in output) is not mock
+    assert ("evidence " in output) is not bool(mock)
 
 
 @DISTRIBUTIONS

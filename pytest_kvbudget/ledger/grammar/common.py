@@ -112,7 +112,10 @@ HOST: Final = (
     ),
 )
 
-TABLE: Final = Table(family=None, rows=(*TORCH, *HOST))
+SIMULATED: Final = Row(pattern=r"pytest-kvbudget simulated device", event="simulated", known=False)
+"""What this project's own simulated engine says first; no figure after it was measured."""
+
+TABLE: Final = Table(family=None, rows=(*TORCH, *HOST, SIMULATED))
 
 FRAME: Final = re.compile(r'^\s*File "[^"]*", line \d+, in (?P<function>[\w.<>]+)')
 """One frame of a Python traceback."""
