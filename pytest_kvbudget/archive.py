@@ -7,6 +7,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -104,11 +105,23 @@ def iter_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | FindingReco
     Raises:
         RecordError: at the first one that cannot be read.
     """
-    for path in sorted(root.rglob("*.json")):
-        if path.name == ATTEMPT_FILE:
-            yield path, read_attempt(path)
-        elif path.name == FINDING_FILE:
-            yield path, read_finding(path)
+    for path in _record_files(root):
+        yield path, _read_either(path)
+
+
+def readable_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | FindingRecord]]:
+    """Every record below a folder that can be read, in order of paths; for reports of what went wrong."""
+    for path in _record_files(root):
+        with suppress(RecordError):
+            yield path, _read_either(path)
+
+
+def _record_files(root: Path) -> Iterator[Path]:
+    yield from sorted(path for path in root.rglob("*.json") if path.name in {ATTEMPT_FILE, FINDING_FILE})
+
+
+def _read_either(path: Path) -> AttemptRecord | FindingRecord:
+    return read_attempt(path) if path.name == ATTEMPT_FILE else read_finding(path)
 
 
 def schema() -> dict[str, Any]:

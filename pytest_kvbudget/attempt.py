@@ -125,9 +125,7 @@ class Attempt:
         self._memory = AttemptMemory(
             backend.probe(loaded, lease.devices), clean, lease.names, rate_hz=loaded.target.limits.trace_hz
         )
-        self._reader = LedgerReader(
-            backend.grammar, simulated=backend.simulated, patterns=loaded.patterns
-        )
+        self._reader = LedgerReader(backend.grammar, simulated=backend.simulated, patterns=loaded.patterns)
         self._process: EngineProcess | None = None
         self._watch: Watch | None = None
         self._command: Command | None = None
@@ -431,6 +429,12 @@ class Attempt:
         if not self._died(wait=True):
             said = f"no verdict from the test body: {first_line(message)}"
             self._decide(*reason(Verdict.UNKNOWN, Phase.READY, "body_timeout", said))
+
+    def body_skipped(self, message: str) -> None:
+        """The body judged nothing: it was skipped, or expects to fail."""
+        if not self._died(wait=True):
+            said = f"the test body judged nothing: {first_line(message)}"
+            self._decide(*reason(Verdict.UNKNOWN, Phase.READY, "body_skipped", said))
 
     def body_error(self, message: str) -> None:
         """The body raised something that is no judgement of the rung."""

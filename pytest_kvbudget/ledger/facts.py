@@ -34,7 +34,7 @@ _FIRST: Final = _names(
     """
 )
 _ONCE: Final = "hbm_"
-"""Figures of the Neuron runtime's tables begin so: of a process its first table counts, of several ranks the fullest."""
+"""Figures of the Neuron runtime's tables begin so: the first table of a process counts, of ranks the fullest."""
 CONFIGURED: Final = _names(
     """
     max_model_len configured_max_model_len max_num_seqs gpu_memory_utilization num_gpu_blocks_override

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.grammar.model import CompiledRow
 
-KEPT: Final = b'\nABCDEFGHIJKLMNOPQRSTUVWXYZ ghjklmqrstuvwxyz/[]_"#|*!='
+KEPT: Final = b"\n ABCDEFGHJKLMQRUVWXYZgjklmoqrtuvwxyz/=[]_#|*!"
 """Enough letters to tell the grammar's text from what a serving engine says, and few enough to be quick."""
 _DELETED: Final = bytes(byte for byte in range(256) if byte not in KEPT and byte != 0x0D)
 _ENDS: Final = bytes.maketrans(b"\r", b"\n")
@@ -38,6 +38,10 @@ LONGEST_SKELETON: Final = 1024
 """Bytes; longer skeletons are not remembered."""
 MOST_SKELETONS: Final = 32768
 """Skeletons that are remembered before all are forgotten."""
+
+
+_Needle = tuple[bytes, tuple[CompiledRow | None, ...]]
+PART_BYTES: Final = 3
 
 
 class Kind(NamedTuple):
@@ -98,10 +102,12 @@ class Scanner:
 
     def __init__(self, rows: Iterable[CompiledRow]) -> None:
         """``rows``: the grammar."""
-        self._needles: dict[bytes, list[CompiledRow]] = {}
+        needles: dict[bytes, list[CompiledRow | None]] = {skeleton_of(word.encode()): [None] for word in _TRACE}
+        self._order: dict[CompiledRow, int] = {}
         for compiled in rows:
-            self._needles.setdefault(skeleton_of(compiled.needle.encode()), []).append(compiled)
-        self._trace = tuple(skeleton_of(word.encode()) for word in _TRACE)
+            self._order[compiled] = len(self._order)
+            needles.setdefault(skeleton_of(compiled.needle.encode()), []).append(compiled)
+        self._needles = _by_part(needles)
         self._quotes = tuple(skeleton_of(quote) for quote in QUOTES)
         self._kinds: dict[bytes, Kind] = {}
 
@@ -161,8 +167,16 @@ class Scanner:
         return known
 
     def _classify(self, skeleton: bytes) -> Kind:
-        rows = tuple(row for needle, rows in self._needles.items() if needle in skeleton for row in rows)
-        trace = any(word in skeleton for word in self._trace)
+        parts = {skeleton[start : start + PART_BYTES] for start in range(len(skeleton) - PART_BYTES + 1)}
+        found = [
+            row
+            for part in (b"", *(parts & self._needles.keys()))
+            for needle, rows in self._needles[part]
+            if needle in skeleton
+            for row in rows
+        ]
+        trace = None in found
+        rows = tuple(sorted((row for row in found if row is not None), key=self._order.__getitem__))
         if not rows and not trace:
             return NOTHING
         events = {compiled.row.event for compiled in rows}
@@ -176,6 +190,22 @@ class Scanner:
             repeats=not trace and all(_any_digits(compiled) for compiled in rows),
             quotes=self._may_quote(skeleton),
         )
+
+
+def _by_part(needles: dict[bytes, list[CompiledRow | None]]) -> dict[bytes, list[_Needle]]:
+    """Needles by the rarest part of each, so that a skeleton is searched for few of them; too short ones by nothing."""
+    often: dict[bytes, int] = {}
+    parts = {
+        needle: {needle[start : start + PART_BYTES] for start in range(len(needle) - PART_BYTES + 1)} or {b""}
+        for needle in needles
+    }
+    for part in (part for found in parts.values() for part in found):
+        often[part] = often.get(part, 0) + 1
+    grouped: dict[bytes, list[_Needle]] = {b"": []}
+    for needle, rows in needles.items():
+        rarest = min(parts[needle], key=lambda part: (often[part], part))
+        grouped.setdefault(rarest, []).append((needle, tuple(rows)))
+    return grouped
 
 
 def _tells_load(compiled: CompiledRow) -> bool:

@@ -79,9 +79,9 @@ class Controller:
 
         run = archive_folder(self._config) / self._run
         if run.is_dir():
-            from pytest_kvbudget.archive import iter_records  # noqa: PLC0415 - heavy, rare
+            from pytest_kvbudget.archive import readable_records  # noqa: PLC0415 - heavy, rare
 
-            found = [path for path, record in iter_records(run) if record.test == crashitem]
+            found = [path for path, record in readable_records(run) if record.test == crashitem]
             if found:
                 paths = "\n".join(f"  {path}" for path in found)
                 report.longrepr = f"{report.longrepr}\nno verdict; records of its boots so far:\n{paths}"

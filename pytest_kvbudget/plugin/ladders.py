@@ -35,7 +35,11 @@ class Ladders:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a ladder; every other item is pytest's."""
         self._session.current = item
-        if not isinstance(item, pytest.Function) or not is_ladder(item) or item.config.option.setuponly:
+        if (
+            not isinstance(item, pytest.Function)
+            or not is_ladder(item)
+            or getattr(item.config.option, "setuponly", False)
+        ):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         LadderRun(self._session, item).run(nextitem)
@@ -198,7 +202,10 @@ class LadderRun:
         if use is None:
             return None
         attempt, error = use.attempt, end.error
-        if use.boot_failed or isinstance(error, ENDS_THE_LADDER):
+        if use.boot_failed:
+            return attempt
+        if isinstance(error, ENDS_THE_LADDER):
+            attempt.body_skipped(end.said)
             return attempt
         if CHECKED in item.stash and attempt.record.verdict not in COUNTS_AS_PASSED:
             return attempt

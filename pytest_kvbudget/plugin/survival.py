@@ -44,16 +44,36 @@ class KnifeEdges:
     def __init__(self, session: KvSession) -> None:
         self._session = session
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """An item that is run again (rerunfailures) begins without the engine of the try before."""
+        if USE in item.stash:
+            del item.stash[USE]
+        if CHECKED in item.stash:
+            del item.stash[CHECKED]
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
         """The body first: where it fails there is nothing to survive for."""
         yield
         if USE not in item.stash:
             return
+        self._must_live(item)
         if CHECKED not in item.stash and (asked := knife_edge_of(item)) is not None:
             run_check(self._session, item, asked)
         if (soak := soak_of(item)) is not None:
             run_soak(self._session, item, soak)
+
+    @staticmethod
+    def _must_live(item: pytest.Item) -> None:
+        """An engine that died under a body is no pass, whatever the body thought of it."""
+        use = item.stash[USE]
+        if use.boot_failed:
+            return
+        use.attempt.body_ended(failed=False)
+        if use.attempt.record.verdict not in COUNTS_AS_PASSED:
+            item.stash[CHECKED] = True
+            pytest.fail(boot_failure(use.attempt), pytrace=False)
 
 
 def run_check(session: KvSession, item: pytest.Item, asked: KnifeEdge) -> SurvivalResult:

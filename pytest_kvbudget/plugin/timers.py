@@ -55,5 +55,7 @@ class Timers:
             yield
             return
         item.ihook.pytest_timeout_cancel_timer(item=item)
-        yield
-        item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
+        try:
+            yield
+        finally:
+            item.ihook.pytest_timeout_set_timer(item=item, settings=settings)

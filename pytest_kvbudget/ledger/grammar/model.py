@@ -61,7 +61,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Releases that print it, as far as read; empty: all."""
     provenance: Provenance = Provenance.MEASURED
     failure: Failure | None = None
-    event: Literal["", "start", "engine", "plan", "served", "stopping", "alive", "asked", "simulated", "table", "head", "cells"] = ""
+    event: Literal[
+        "", "start", "engine", "plan", "served", "stopping", "alive", "asked", "simulated", "table", "head", "cells"
+    ] = ""
     """``table``: the lines below list a device's memory. ``head``, ``cells``: parts of a table with columns.
     ``start``: a boot begins. ``engine``: its engine does. ``served``: it answers. ``alive``: it still serves.
     ``asked``: it has a request. ``simulated``: no figure of this boot was measured. ``stopping``: an orderly end."""
