@@ -268,8 +268,8 @@ class _Request:
                 if self._over.is_set():
                     stream.close()
                     return
-                if not chunk.data.get("choices"):
-                    continue
+                if not chunk.data.get("choices") or (not chunk.text and chunk.data["choices"][0].get("finish_reason")):
+                    continue  # usage, or an end that brings no token
                 if self._first_s is None:
                     self._first_s = chunk.since_request_s
                 self._generated += 1

@@ -41,7 +41,8 @@ MOST_SKELETONS: Final = 32768
 
 
 _Needle = tuple[bytes, tuple[CompiledRow | None, ...]]
-PART_BYTES: Final = 3
+_NO_PAIR: Final = 0x0A0A
+"""In every skeleton, for needles that have no pair."""
 
 
 class Kind(NamedTuple):
@@ -107,7 +108,8 @@ class Scanner:
         for compiled in rows:
             self._order[compiled] = len(self._order)
             needles.setdefault(skeleton_of(compiled.needle.encode()), []).append(compiled)
-        self._needles = _by_part(needles)
+        self._needles = _by_pair(needles)
+        self._parts = frozenset(self._needles)
         self._quotes = tuple(skeleton_of(quote) for quote in QUOTES)
         self._kinds: dict[bytes, Kind] = {}
 
@@ -167,18 +169,17 @@ class Scanner:
         return known
 
     def _classify(self, skeleton: bytes) -> Kind:
-        parts = {skeleton[start : start + PART_BYTES] for start in range(len(skeleton) - PART_BYTES + 1)}
         found = [
             row
-            for part in (b"", *(parts & self._needles.keys()))
+            for part in self._parts & pairs_of(skeleton)
             for needle, rows in self._needles[part]
             if needle in skeleton
             for row in rows
         ]
+        if not found:
+            return NOTHING
         trace = None in found
         rows = tuple(sorted((row for row in found if row is not None), key=self._order.__getitem__))
-        if not rows and not trace:
-            return NOTHING
         events = {compiled.row.event for compiled in rows}
         usage = skeleton_of(USAGE) in skeleton
         return Kind(
@@ -192,18 +193,15 @@ class Scanner:
         )
 
 
-def _by_part(needles: dict[bytes, list[CompiledRow | None]]) -> dict[bytes, list[_Needle]]:
-    """Needles by the rarest part of each, so that a skeleton is searched for few of them; too short ones by nothing."""
-    often: dict[bytes, int] = {}
-    parts = {
-        needle: {needle[start : start + PART_BYTES] for start in range(len(needle) - PART_BYTES + 1)} or {b""}
-        for needle in needles
-    }
-    for part in (part for found in parts.values() for part in found):
-        often[part] = often.get(part, 0) + 1
-    grouped: dict[bytes, list[_Needle]] = {b"": []}
+def _by_pair(needles: dict[bytes, list[CompiledRow | None]]) -> dict[int, list[_Needle]]:
+    """Needles by the rarest pair of bytes of each, so that a skeleton is searched for few of them."""
+    often: dict[int, int] = {}
+    for pair in (pair for needle in needles for pair in pairs_of(needle)):
+        often[pair] = often.get(pair, 0) + 1
+    grouped: dict[int, list[_Needle]] = {}
     for needle, rows in needles.items():
-        rarest = min(parts[needle], key=lambda part: (often[part], part))
+        inner = pairs_of(needle[: len(needle) // 2 * 2]) if len(needle) > 1 else {_NO_PAIR}
+        rarest = min(inner, key=lambda pair: (often[pair], pair))
         grouped.setdefault(rarest, []).append((needle, tuple(rows)))
     return grouped
 
@@ -224,6 +222,13 @@ def quotes_somebody(piece: bytes) -> bool:
         if piece.find(quote, 0, QUOTE_WITHIN) >= 0:
             return True
     return False
+
+
+def pairs_of(skeleton: bytes) -> set[int]:
+    """Every two bytes that stand side by side, as numbers, and `_NO_PAIR`."""
+    even = skeleton if len(skeleton) % 2 == 0 else skeleton + b"\n"
+    odd = skeleton[1:] + b"\n" if len(skeleton) % 2 == 0 else skeleton[1:]
+    return {_NO_PAIR, *memoryview(even).cast("H"), *memoryview(odd).cast("H")}
 
 
 def skeleton_of(text: bytes) -> bytes:

@@ -66,7 +66,7 @@ def _failed(cause: Cause | None) -> str:
     if cause is None:
         return "failed for memory"
     if cause.by_gate:
-        return "did not: bounded by the test's own gate"
+        return "was refused by the test's own gate"
     return "failed for memory" if cause.phase is Phase.UNKNOWN else f"failed for memory in {cause.phase.value}"
 
 

@@ -82,7 +82,7 @@ def test_a_gate_moves_the_search_and_is_never_called_memory() -> None:
     assert (finding.kind, finding.value, finding.failed_at) == (FindingKind.PROVEN, 241_664, 245_760)
     assert finding.bounded_by is not None
     assert finding.bounded_by.by_gate
-    assert "bounded by the test's own gate" in finding.sentence
+    assert "was refused by the test's own gate" in finding.sentence
     assert "memory" not in finding.sentence
 
 
