@@ -129,7 +129,9 @@ class BootLedger(msgspec.Struct, kw_only=True):
     def __repr__(self) -> str:
         # assertion introspection prints it: the whole of it would bury what a test says
         cause = "" if self.cause is None else f", cause={self.cause.failure_class}"
-        return f"<BootLedger {self.family} {self.engine_version}: {self.outcome}, {self.phase}{cause}, {self.kv_cache!r}>"
+        return (
+            f"<BootLedger {self.family} {self.engine_version}: {self.outcome}, {self.phase}{cause}, {self.kv_cache!r}>"
+        )
 
     @property
     def failure_class(self) -> str | None:

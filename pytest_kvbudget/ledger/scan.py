@@ -9,6 +9,7 @@ for cannot lose a match, only add false ones; what is found is matched again, in
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -196,12 +197,15 @@ class Scanner:
 def _by_pair(needles: dict[bytes, list[CompiledRow | None]]) -> dict[int, list[_Needle]]:
     """Needles by the rarest pair of bytes of each, so that a skeleton is searched for few of them."""
     often: dict[int, int] = {}
-    for pair in (pair for needle in needles for pair in pairs_of(needle)):
+    pairs = {
+        needle: {int.from_bytes(needle[at : at + 2], sys.byteorder) for at in range(len(needle) - 1)} or {_NO_PAIR}
+        for needle in needles
+    }
+    for pair in (pair for found in pairs.values() for pair in found):
         often[pair] = often.get(pair, 0) + 1
     grouped: dict[int, list[_Needle]] = {}
     for needle, rows in needles.items():
-        inner = pairs_of(needle[: len(needle) // 2 * 2]) if len(needle) > 1 else {_NO_PAIR}
-        rarest = min(inner, key=lambda pair: (often[pair], pair))
+        rarest = min(pairs[needle], key=lambda pair: (often[pair], pair))
         grouped.setdefault(rarest, []).append((needle, tuple(rows)))
     return grouped
 
