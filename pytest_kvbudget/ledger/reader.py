@@ -225,9 +225,11 @@ class LedgerReader:
 
     def _pass_over(self, block: bytes, lines: int) -> None:
         self._splitter.skip(lines)
-        end = len(block.rstrip())
+        end = len(block)
+        while end and block[end - 1 : end].isspace():
+            end -= 1
         if end:
-            start = max(block.rfind(b"\n", 0, end), block.rfind(b"\r", 0, end)) + 1
+            start = max(block.rfind(b"\n", 0, end), block.rfind(b"\r", 0, end) if b"\r" in block else -1) + 1
             self._last_piece = capped(block[start:end])
 
     def _new_state(self) -> BootState:

@@ -41,9 +41,14 @@ MOST_SKELETONS: Final = 32768
 """Skeletons that are remembered before all are forgotten."""
 
 
-_Needle = tuple[bytes, tuple[CompiledRow | None, ...]]
-_NO_PAIR: Final = 0x0A0A
-"""In every skeleton, for needles that have no pair."""
+PART_BYTES: Final = 4
+_SHORT: Final = -1
+"""Stands for the parts of needles that are too short to have one."""
+
+
+class _Needle(NamedTuple):
+    needle: bytes
+    rows: tuple[CompiledRow, ...]
 
 
 class Kind(NamedTuple):
@@ -104,12 +109,13 @@ class Scanner:
 
     def __init__(self, rows: Iterable[CompiledRow]) -> None:
         """``rows``: the grammar."""
-        needles: dict[bytes, list[CompiledRow | None]] = {skeleton_of(word.encode()): [None] for word in _TRACE}
+        needles: dict[bytes, list[CompiledRow]] = {skeleton_of(word.encode()): [] for word in _TRACE}
+        self._trace = frozenset(needles)
         self._order: dict[CompiledRow, int] = {}
         for compiled in rows:
             self._order[compiled] = len(self._order)
             needles.setdefault(skeleton_of(compiled.needle.encode()), []).append(compiled)
-        self._needles = _by_pair(needles)
+        self._needles = _by_part(needles)
         self._parts = frozenset(self._needles)
         self._quotes = tuple(skeleton_of(quote) for quote in QUOTES)
         self._kinds: dict[bytes, Kind] = {}
@@ -171,16 +177,15 @@ class Scanner:
 
     def _classify(self, skeleton: bytes) -> Kind:
         found = [
-            row
-            for part in self._parts & pairs_of(skeleton)
-            for needle, rows in self._needles[part]
-            if needle in skeleton
-            for row in rows
+            each
+            for part in (_SHORT, *(self._parts & _parts_of(skeleton)))
+            for each in self._needles[part]
+            if each.needle in skeleton
         ]
         if not found:
             return NOTHING
-        trace = None in found
-        rows = tuple(sorted((row for row in found if row is not None), key=self._order.__getitem__))
+        trace = any(each.needle in self._trace for each in found)
+        rows = tuple(sorted((row for each in found for row in each.rows), key=self._order.__getitem__))
         events = {compiled.row.event for compiled in rows}
         usage = skeleton_of(USAGE) in skeleton
         return Kind(
@@ -194,20 +199,31 @@ class Scanner:
         )
 
 
-def _by_pair(needles: dict[bytes, list[CompiledRow | None]]) -> dict[int, list[_Needle]]:
-    """Needles by the rarest pair of bytes of each, so that a skeleton is searched for few of them."""
+def _by_part(needles: dict[bytes, list[CompiledRow]]) -> dict[int, list[_Needle]]:
+    """Needles by the rarest part of each, so that a skeleton is searched for few of them."""
     often: dict[int, int] = {}
-    pairs = {
-        needle: {int.from_bytes(needle[at : at + 2], sys.byteorder) for at in range(len(needle) - 1)} or {_NO_PAIR}
+    parts = {
+        needle: {
+            int.from_bytes(needle[start : start + PART_BYTES], sys.byteorder)
+            for start in range(len(needle) - PART_BYTES + 1)
+        }
+        or {_SHORT}
         for needle in needles
     }
-    for pair in (pair for found in pairs.values() for pair in found):
-        often[pair] = often.get(pair, 0) + 1
-    grouped: dict[int, list[_Needle]] = {}
+    for part in (part for inner in parts.values() for part in inner):
+        often[part] = often.get(part, 0) + 1
+    grouped: dict[int, list[_Needle]] = {_SHORT: []}
     for needle, rows in needles.items():
-        rarest = min(pairs[needle], key=lambda pair: (often[pair], pair))
-        grouped.setdefault(rarest, []).append((needle, tuple(rows)))
+        rarest = min(parts[needle], key=lambda part: (often[part], part))
+        grouped.setdefault(rarest, []).append(_Needle(needle, tuple(rows)))
     return grouped
+
+
+def _parts_of(skeleton: bytes) -> set[int]:
+    """Every `PART_BYTES` bytes that stand side by side, as numbers."""
+    room = memoryview(skeleton + b"\n" * PART_BYTES * 2)
+    size = len(skeleton) // PART_BYTES * PART_BYTES + PART_BYTES
+    return {part for offset in range(PART_BYTES) for part in room[offset : offset + size].cast("I")}
 
 
 def _tells_load(compiled: CompiledRow) -> bool:
@@ -226,13 +242,6 @@ def quotes_somebody(piece: bytes) -> bool:
         if piece.find(quote, 0, QUOTE_WITHIN) >= 0:
             return True
     return False
-
-
-def pairs_of(skeleton: bytes) -> set[int]:
-    """Every two bytes that stand side by side, as numbers, and `_NO_PAIR`."""
-    even = skeleton if len(skeleton) % 2 == 0 else skeleton + b"\n"
-    odd = skeleton[1:] + b"\n" if len(skeleton) % 2 == 0 else skeleton[1:]
-    return {_NO_PAIR, *memoryview(even).cast("H"), *memoryview(odd).cast("H")}
 
 
 def skeleton_of(text: bytes) -> bytes:

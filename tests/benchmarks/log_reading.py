@@ -35,7 +35,8 @@ def serving(number: int) -> str:
     port = 30_000 + number * 7919 % 30_000
     return (
         f"(APIServer pid=1) INFO {stamp} [loggers.py:257] Engine 000: Avg prompt throughput: "
-        f"{number % 977}.{number % 10} tokens/s, Avg generation throughput: {number % 313}.{number % 7} tokens/s, Running: {1 + number % 3} reqs, "
+        f"{number % 977}.{number % 10} tokens/s, Avg generation throughput: {number % 313}.{number % 7} tokens/s, "
+        f"Running: {1 + number % 3} reqs, "
         f"Waiting: {number % 2} reqs, GPU KV cache usage: {number % 61}.{number % 10}%, Prefix cache hit rate: "
         f"{number % 89}.{number % 9}%\n"
         + "".join(

@@ -230,3 +230,43 @@ def test_a_pattern_of_a_user_is_read_beside_the_tables() -> None:
 def test_a_pattern_that_cannot_be_found_by_its_text_is_refused() -> None:
     with pytest.raises(NotationError, match="no plain text"):
         LedgerReader(patterns=[Row(pattern="{available_kv_bytes:size}")])
+
+
+STATISTICS = (
+    "(APIServer pid=1) INFO 10-03 10:00:{0:02} [loggers.py:257] Engine 000: Avg prompt throughput: {0}.1 tokens/s, Avg "
+    "generation throughput: 0.0 tokens/s, Running: {1} reqs, Waiting: {2} reqs, GPU KV cache usage: {3}%, Prefix cache "
+    "hit rate: 0.0%\n"
+    '(APIServer pid=1) INFO:     192.0.2.{0}:{0} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+)
+
+
+def test_the_peak_and_a_starving_request_are_found_in_hours_of_serving() -> None:
+    """What the quick path passes over says nothing new: the slow path, line by line, finds the same."""
+    lines = [STATISTICS.format(n % 60, 1, 0, (n * 7 % 500) / 10) for n in range(3000)]
+    lines[1234] = STATISTICS.format(3, 2, 5, 93.7)
+    lines += [STATISTICS.format(n, 0, 1, 0.0) for n in range(3)]
+    data = SERVED.partition(b"[shutdown]")[0] + b"\n" + "".join(lines).encode()
+    quick, slow = LedgerReader(), LedgerReader()
+    for start in range(0, len(data), 100_000):
+        quick.feed(data[start : start + 100_000])
+    for line in data.splitlines(keepends=True):
+        slow.feed(line)
+    quick.close()
+    slow.close()
+    assert quick.ledger() == slow.ledger()
+    assert quick.ledger().get("kv_usage_pct") == 93.7
+    assert quick.ledger().failure_class == "request_starved"
+    assert quick.last_line == slow.last_line
+
+
+def test_bars_that_say_the_same_again_are_passed_over_and_the_next_phase_is_not() -> None:
+    bar = "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): {0:3}%|{1:10}| {0}/100 [00:01<00:02,  2.9it/s]\r"
+    bars = "".join(bar.format(step, "#" * (step // 10)) for step in range(100)) * 20
+    data = f"{bars}\n{bars}\n(Worker_TP0 pid=7) Graph capturing finished in 5 secs, took 0.20 GiB\n".encode()
+    quick, slow = read_bytes(data), LedgerReader()
+    for start in range(0, len(data), 37):
+        slow.feed(data[start : start + 37])
+    slow.close()
+    assert quick == slow.ledger()
+    assert quick.facts["graph_capture_bytes"].evidence.line == 3
+    assert [milestone.evidence.line for milestone in quick.milestones] == [1, 3]
