@@ -258,6 +258,7 @@ class Attempt:
             limits=self._loaded.target.limits,
             owns_port=lambda: owned_by(process.pids(), command.host, command.port),
             tick=self._tick,
+            critical=self._backend.critical,
             scrubber=Scrubber(secret_values(command.env_added, command.argv)),
         )
 

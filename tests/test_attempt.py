@@ -16,7 +16,7 @@ import pytest
 from pytest_kvbudget.archive import RunArchive
 from pytest_kvbudget.attempt import Attempt, BootRequest
 from pytest_kvbudget.config import Limits, LoadedTarget, Target
-from pytest_kvbudget.engine.processes import descendants, title
+from pytest_kvbudget.engine.processes import descendants, start_ticks, title, wait_until_gone
 from pytest_kvbudget.mock.spec import MockDevice, PhaseSeconds
 from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
@@ -99,7 +99,11 @@ def test_an_engine_killed_under_a_content_body_is_no_pass(pools: Pools, who: str
     assert verdict(attempt) is Verdict.PASS
     root = attempt.root_pid
     core = next(process.pid for process in descendants(root) if title(process.pid) == "VLLM::EngineCore")
-    os.kill(core if who == "EngineCore" else root, signal.SIGKILL)
+    victim = core if who == "EngineCore" else root
+    ticks = start_ticks(victim)
+    assert ticks is not None
+    os.kill(victim, signal.SIGKILL)
+    assert not wait_until_gone({victim: ticks}, 5)
     attempt.body_ended(failed=False)
     assert verdict(attempt) is Verdict.UNKNOWN
     assert not attempt.serving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import msgspec
 from pytest_kvbudget.config import Limits
 from pytest_kvbudget.engine.health import Health, probe
 from pytest_kvbudget.engine.model import EngineProcess
+from pytest_kvbudget.engine.processes import alive, start_ticks, title
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.records import PhaseTiming
 from pytest_kvbudget.redact import Scrubber
@@ -76,6 +78,7 @@ class Watch:
         limits: Limits,
         owns_port: Callable[[], bool],
         tick: Callable[[Phase, float, str], None],
+        critical: str,
         scrubber: Scrubber | None = None,
     ) -> None:
         self._process = process
@@ -87,6 +90,9 @@ class Watch:
         self._tick = tick
         self.launched = time.monotonic()
         self._phase_since = self.launched
+        self._critical = re.compile(critical)
+        self._core: dict[int, int] = {}
+        """Start ticks by id of the critical processes that were there when the engine got ready."""
         self._core_died_at: float | None = None
         self._core_title = ""
         self.phases: list[PhaseTiming] = []
@@ -131,17 +137,27 @@ class Watch:
     @property
     def living(self) -> bool:
         """Neither the engine nor its core has died."""
-        return self.look() is None and self._core_died_at is None
+        return self.look() is None and self._core_lives()
 
     def until_dead(self) -> Outcome | None:
         """Wait for an engine that is probably dying, at most ``settle_seconds``; ``None`` when it stays alive."""
         deadline = time.monotonic() + self._limits.settle_seconds
         while (dead := self.look()) is None and time.monotonic() < deadline:
-            if self._core_died_at is None and probe(self._host, self._port) is Health.READY:
+            if self._core_lives() and probe(self._host, self._port) is Health.READY:
                 break
             select.select([self._process], [], [], TICK_S)
         self._tail.pump(to_end=True)
         return dead
+
+    def _core_lives(self) -> bool:
+        """No critical process is gone, by the keeper's word or by a look of our own: its word may be on the way."""
+        return self._core_died_at is None and all(alive(pid, ticks) for pid, ticks in self._core.items())
+
+    def _know_core(self) -> None:
+        for pid in self._process.pids():
+            ticks = start_ticks(pid)
+            if ticks is not None and self._critical.search(title(pid)):
+                self._core[pid] = ticks
 
     def read_to_end(self) -> None:
         """Read whatever is new in the log."""
@@ -159,6 +175,7 @@ class Watch:
             return None
         now = time.monotonic()
         if self._owns_port():
+            self._know_core()
             return Outcome(kind="ready", at=now)
         return Outcome(kind="foreign", at=now, message=f"port {self._port} on {self._host} answers, but is not ours")
 
