@@ -55,7 +55,7 @@ from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.memory import READY, REQUEST, SOAK, AttemptMemory
 from pytest_kvbudget.plan_check import reconcile
-from pytest_kvbudget.planning import Experience, plan_for
+from pytest_kvbudget.planning import Experience, footprint_of, plan_for
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord, MemoryReading, TargetInfo, Timings
 from pytest_kvbudget.redact import Scrubber, command_without_secrets, secret_values, without_secrets
 from pytest_kvbudget.search.hints import hint_from
@@ -360,12 +360,19 @@ class Attempt:
             return
         if self.record.survival is not None:
             return
-        judged = self._judge_memory(self._gates(self._loaded.target.limits.min_free), since=LAUNCH)
+        limits = self._loaded.target.limits
+        gates = MemoryGates(
+            min_free_bytes=limits.min_free, max_used_bytes=limits.max_used, max_growth_bytes=limits.max_growth
+        )
+        judged = self._judge_memory(gates, since=LAUNCH)
         if judged is not None:
             self._decide(*judged)
 
-    def survive(self, spec: SurvivalSpec, *, min_free_bytes: int | None = None) -> None:
-        """Send the engine its largest real request, and judge what it did and what memory was left."""
+    def survive(self, spec: SurvivalSpec, asked: MemoryGates) -> None:
+        """Send the engine its largest real request, and judge what it did and what memory was left.
+
+        Limits that ``asked`` leaves open are the target's; of free memory then the backend's.
+        """
         window = self._window()
         tokens = self._reader.ledger().get("kv_tokens")
         self._memory.mark(REQUEST)
@@ -381,8 +388,12 @@ class Attempt:
             self.record.survival = result.after_death()
             self._save()
             return
-        wanted = (min_free_bytes, self._loaded.target.limits.min_free, self._backend.min_free_bytes(self._loaded))
-        gates = self._gates(next((size for size in wanted if size is not None), None))
+        limits = self._loaded.target.limits
+        gates = MemoryGates(
+            min_free_bytes=_first(asked.min_free_bytes, limits.min_free, self._backend.min_free_bytes(self._loaded)),
+            max_used_bytes=_first(asked.max_used_bytes, limits.max_used),
+            max_growth_bytes=_first(asked.max_growth_bytes, limits.max_growth),
+        )
         judged = judge_survival(result) or self._judge_memory(gates, since=REQUEST)
         if judged is None:
             slowest = result.requests[0]
@@ -407,12 +418,6 @@ class Attempt:
         if self._watch is None or self.record.verdict not in {Verdict.PASS, Verdict.MARGINAL}:
             raise RuntimeError(f"{self.request.test}: no engine that could be sent anything")
         return self.request.shape.max_model_len or int(self._reader.ledger().number("max_model_len"))
-
-    def _gates(self, min_free_bytes: int | None) -> MemoryGates:
-        limits = self._loaded.target.limits
-        return MemoryGates(
-            min_free_bytes=min_free_bytes, max_used_bytes=limits.max_used, max_growth_bytes=limits.max_growth
-        )
 
     def _judge_memory(self, gates: MemoryGates, *, since: str) -> Judgement | None:
         survival = self.record.survival
@@ -518,9 +523,20 @@ class Attempt:
             self.record.trace = self._memory.finish(self.folder / TRACE_FILE, tolerance_bytes=tolerance)
         except OSError as error:
             self._note(f"the memory trace cannot be written: {error}")
+        self._reconcile_footprint()
         for problem in self._memory.problems():
             self._note(f"memory trace: {problem}")
         self._memory.close()
+
+    def _reconcile_footprint(self) -> None:
+        """What the footprint law of an expert plan expected, against the most that the driver showed: it only warns."""
+        trace = self.record.trace
+        seen = () if trace is None else (window for phase in trace.phases for window in phase.devices if window)
+        high_water = max((window.peak_used_bytes for window in seen), default=None)
+        totals = [device.total_bytes for reading in self.record.memory for device in reading.devices]
+        expected = footprint_of(self._reader.ledger(), min(totals, default=None))
+        if expected is not None:
+            self.record.reconciled += reconcile(expected, self._reader.ledger(), high_water_bytes=high_water)
 
     def _finish_record(self) -> None:
         self.record.ledger = self._reader.ledger()
@@ -563,6 +579,11 @@ class Attempt:
         label = self.request.rung or self.record.shape.describe()
         with suppress(OSError):  # a terminal that went away is no reason to lose a boot
             self._progress(Snapshot(label=label, phase=phase, elapsed_s=elapsed_s, text=text))
+
+
+def _first(*sizes: int | None) -> int | None:
+    """The first that is given."""
+    return next((size for size in sizes if size is not None), None)
 
 
 def target_info(loaded: LoadedTarget, backend: Backend, devices: tuple[str, ...]) -> TargetInfo:

@@ -23,6 +23,10 @@ _LOOK_S: Final = 0.25
 _STARVED_LOOKS: Final = 8
 """Looks in a row at which nothing runs, something waits and no KV block moves, until that is starvation."""
 _SILENCE_S: Final = 600.0
+_WORDS: Final = ("where", "did", "every", "byte", "of", "this", "card", "go", "now", "and", "why")
+_SAMPLE_WORDS: Final = 64
+_MEASURE_S: Final = 30.0
+"""For one token from a healthy engine."""
 _TOKEN_IDS: Final = (10, 250)
 """Range of prompt token ids: ordinary tokens in byte-level vocabularies and in every larger one."""
 
@@ -114,12 +118,15 @@ class SurvivalRun:
         self._alive = alive
         self._host_free = host_free
         self._least_host_free: int | None = None
+        self._tokens_per_word: float | None = None
+        """Set where the server takes no token ids."""
         self._random = random.Random(seed)  # noqa: S311 - prompts, not secrets
         self._deadline = time.monotonic() + spec.timeout_s
 
     def run(self) -> SurvivalResult:
         """Send them; stops at the first that does not end well."""
         spec = self._spec
+        self._measure()
         answer = spec.max_tokens if spec.max_tokens is not None else self._window - spec.prompt_tokens
         asked: list[list[_Request]] = [
             [self._request("generation", spec.prompt_tokens, max(1, answer)) for _ in range(spec.concurrency)]
@@ -139,10 +146,31 @@ class SurvivalRun:
         )
 
     def _request(self, kind: Literal["generation", "prefill"], prompt_tokens: int, max_tokens: int) -> _Request:
-        # Random ids: a prefix cache must not have them, or the prompt would not be computed at all.
+        # Random: a prefix cache must not have the prompt, or it would not be computed at all.
         low, high = _TOKEN_IDS
-        prompt = [self._random.randrange(low, high) for _ in range(prompt_tokens)]
-        return _Request(self._client, kind, prompt, max_tokens, hold=self._spec.hold)
+        prompt: list[int] | str = [self._random.randrange(low, high) for _ in range(prompt_tokens)]
+        if self._tokens_per_word is not None:
+            prompt = self._words(int(prompt_tokens / self._tokens_per_word))
+        return _Request(self._client, kind, prompt, prompt_tokens, max_tokens, hold=self._spec.hold)
+
+    def _words(self, count: int) -> str:
+        return " ".join(self._random.choice(_WORDS) for _ in range(max(1, count)))
+
+    def _measure(self) -> None:
+        """Learn how prompts have to be sent: as token ids, or as text, whose tokens the server itself counts."""
+        patience_s = max(0.1, min(_MEASURE_S, self._deadline - time.monotonic()))
+        try:
+            self._client.complete([_TOKEN_IDS[0]], 1, timeout_s=patience_s)
+        except ClientError as error:
+            if error.status not in {400, 422}:
+                return  # whatever this is, the real request will tell it
+            try:
+                answer = self._client.complete(self._words(_SAMPLE_WORDS), 1, timeout_s=patience_s)
+            except ClientError:
+                return
+            counted = answer.get("usage", {}).get("prompt_tokens")
+            if isinstance(counted, int) and counted > 0:
+                self._tokens_per_word = counted / _SAMPLE_WORDS
 
     def _together(self, requests: Sequence[_Request]) -> list[RequestResult]:
         for request in requests:
@@ -201,13 +229,15 @@ class _Request:
         self,
         client: EngineClient,
         kind: Literal["generation", "prefill"],
-        prompt: Sequence[int],
+        prompt: Sequence[int] | str,
+        prompt_tokens: int,
         max_tokens: int,
         *,
         hold: int,
     ) -> None:
         self._client, self._kind = client, kind
-        self._prompt, self._max_tokens, self._hold = prompt, max_tokens, hold
+        self._prompt, self._prompt_tokens = prompt, prompt_tokens
+        self._max_tokens, self._hold = max_tokens, hold
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._ended: Ended | None = None
@@ -251,7 +281,7 @@ class _Request:
         return RequestResult(
             kind=self._kind,
             ended=ended,
-            prompt_tokens=len(self._prompt),
+            prompt_tokens=self._prompt_tokens,
             max_tokens=self._max_tokens,
             generated_tokens=self._generated,
             first_token_s=None if self._first_s is None else round(self._first_s, 4),

@@ -30,8 +30,9 @@ MARKERS: Final = {
     "find the largest value that boots and serves, one boot per rung",
     "boot_gate": "boot_gate(windows=1, min_tokens=None): the engine boots, and by its own count its KV cache holds "
     "that many windows (and tokens)",
-    "knife_edge": "knife_edge(prompt_tokens=16, max_tokens=None, min_free=None, hold=4096, prefill=True, "
-    "concurrency=1, timeout=1800): after the body, the engine lives through its largest real request",
+    "knife_edge": "knife_edge(prompt_tokens=16, max_tokens=None, min_free=None, max_used=None, max_growth=None, "
+    "hold=4096, prefill=True, concurrency=1, timeout=1800): after the body, the engine lives through its largest real "
+    "request",
     "kv_soak": "kv_soak(requests=None, minutes=None, concurrency=4, max_growth_per_hour=None): after the body, the "
     "engine lives through mixed traffic, and its device memory does not grow",
     "compile_parity": "compile_parity(): after the body, the shape is booted once more for compiling on the CPU, and "

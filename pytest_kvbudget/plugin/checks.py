@@ -36,6 +36,8 @@ class KnifeEdge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prompt_tokens: _Count = 16
     max_tokens: _Count | None = None
     min_free: SizeBytes | None = None
+    max_used: SizeBytes | None = None
+    max_growth: SizeBytes | None = None
     hold: _Count = DEFAULT_HOLD
     prefill: bool = True
     concurrency: _Count = 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_kvbudget.device.gates import MemoryGates
 from pytest_kvbudget.plugin.checks import KnifeEdge, KvSoak, MarkerError, knife_edge, knife_edge_of, soak_of
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, USE
 from pytest_kvbudget.plugin.wording import boot_failure
@@ -81,7 +82,12 @@ def run_check(session: KvSession, item: pytest.Item, asked: KnifeEdge) -> Surviv
     attempt = item.stash[USE].attempt
     item.stash[CHECKED] = True
     with session.timers.paused(item):
-        attempt.survive(asked.spec, min_free_bytes=asked.min_free)
+        attempt.survive(
+            asked.spec,
+            MemoryGates(
+                min_free_bytes=asked.min_free, max_used_bytes=asked.max_used, max_growth_bytes=asked.max_growth
+            ),
+        )
     result = attempt.record.survival
     if result is None or attempt.record.verdict not in COUNTS_AS_PASSED:
         pytest.fail(boot_failure(attempt), pytrace=False)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,8 @@ class Handler(BaseHTTPRequestHandler):
     answer: Answer
     metrics = BUSY
     released = threading.Event()
+    asked: dict[str, Any]
+    seen: list[Any] = []  # noqa: RUF012 - one per server, see `server`
 
     def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the base class' name
 
@@ -36,9 +39,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, body.encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            type(self).answer(self)
+            # the first question is how prompts have to be sent
+            if type(self).answer is not words_only and not self.asked.get("stream"):
+                self.send(200, b'{"choices": [{"text": "a"}]}')
+            else:
+                type(self).answer(self)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -90,6 +97,18 @@ def cut_off(handler: Handler) -> None:
 def error_inside(handler: Handler) -> None:
     handler.start_stream()
     handler.wfile.write(TOKEN + b'data: {"error": {"message": "EngineCore encountered an issue", "code": 500}}\n\n')
+
+
+def words_only(handler: Handler) -> None:
+    """A server that takes text alone, of two tokens a word."""
+    if isinstance(handler.asked["prompt"], list):
+        handler.send(422, b'{"detail": "prompt: expected text"}')
+    elif handler.asked.get("stream"):
+        whole(handler)
+    else:
+        tokens = 2 * len(handler.asked["prompt"].split())
+        handler.send(200, json.dumps({"choices": [{"text": "a"}], "usage": {"prompt_tokens": tokens}}).encode())
+    handler.seen.append(handler.asked["prompt"])
 
 
 def too_long(handler: Handler) -> None:
@@ -171,6 +190,15 @@ def test_starvation_is_the_shapes_fault_only_where_the_pool_is_smaller_than_the_
     judged = judge_survival(result)
     assert judged is not None
     assert judged[0] is verdict
+
+
+def test_a_server_that_takes_no_token_ids_gets_text_sized_by_its_own_count() -> None:
+    Handler.seen.clear()
+    spec = SurvivalSpec(prompt_tokens=100, hold=1000, prefill=False)
+    with server(words_only) as client:
+        result = SurvivalRun(client, spec, window=4096, pool_tokens=None, alive=lambda: True).run()
+    assert [request.ended for request in result.requests] == ["done"]
+    assert len(Handler.seen[-1].split()) == 50, "two tokens a word"
 
 
 def test_several_at_once_are_all_reported() -> None:
