@@ -16,6 +16,7 @@ from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.cgroup import room_of
 from pytest_kvbudget.device.gates import MemoryGates
+from pytest_kvbudget.device.host import read_host
 from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device.model import ProbeError
 from pytest_kvbudget.device.trace import LAUNCH, TRACE_FILE, MemoryTrace, WindowMemory
@@ -275,6 +276,8 @@ class Attempt:
             self._decide(*reason(Verdict.ERROR, Phase.WORKER_INIT, "devices_not_clean", str(error)))
             return False
         self._timed(clean_wait_s=time.monotonic() - begun)
+        with suppress(ProbeError):
+            self.record.host = read_host()
         if readings:
             self.record.memory += (MemoryReading(moment="idle", devices=readings),)
         return True

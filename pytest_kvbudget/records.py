@@ -8,6 +8,7 @@ import msgspec
 
 from pytest_kvbudget.budget.model import Plan
 from pytest_kvbudget.device.gates import GateResult
+from pytest_kvbudget.device.host import HostMemory
 from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.engine.soak import SoakResult
 from pytest_kvbudget.engine.survival import SurvivalResult
@@ -114,6 +115,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pool_short: bool = False
     """A scaled pool came out too small for the windows: no verdict on the rung, but a rate for its next boot."""
     memory: tuple[MemoryReading, ...] = ()
+    host: HostMemory | None = None
+    """The host's memory before the launch: what offloaded experts are bounded by; ``None`` where it cannot be read."""
     trace: TraceSummary | None = None
     """Device memory over the whole attempt; ``None`` where nobody could read it."""
     gates: tuple[GateResult, ...] = ()
