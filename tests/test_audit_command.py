@@ -6,9 +6,11 @@ import argparse
 import io
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -250,9 +252,19 @@ def running(script: Path, *arguments: str, log: Path, **variables: str) -> Itera
         ) as process,
     ):
         try:
+            _await_image(process.pid)
             yield process.pid
         finally:
             process.kill()
+
+
+def _await_image(pid: int) -> None:
+    """Wait until the process shows command line and environment: for a moment after exec it has neither."""
+    deadline = time.monotonic() + 10
+    files = [Path(f"/proc/{pid}/{name}") for name in ("cmdline", "environ")]
+    while not all(file.read_bytes() for file in files):
+        assert time.monotonic() < deadline, f"process {pid} shows no command line"
+        select.select([], [], [], 0.005)
 
 
 def test_a_lever_is_reachable_where_image_and_environment_carry_it(installation: Path, tmp_path: Path) -> None:
