@@ -15,9 +15,18 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pytest_kvbudget.records import ATTEMPT_FILE, FINDING_FILE, SCHEMA_VERSION, AttemptRecord, FindingRecord, RunInfo
+from pytest_kvbudget.records import (
+    ATTEMPT_FILE,
+    FINDING_FILE,
+    SCHEMA_VERSION,
+    AttemptRecord,
+    FindingRecord,
+    RunInfo,
+    SweepRecord,
+)
 
-_Record = TypeVar("_Record", AttemptRecord, FindingRecord)
+AnyFinding = FindingRecord | SweepRecord
+_Record = TypeVar("_Record", AttemptRecord, FindingRecord, SweepRecord)
 _NAME_LIMIT: Final = 120
 
 
@@ -74,7 +83,7 @@ class RunArchive:
         """Write a record atomically; returns its path."""
         return _write(folder / ATTEMPT_FILE, record)
 
-    def write_finding(self, record: FindingRecord) -> Path:
+    def write_finding(self, record: AnyFinding) -> Path:
         """Write a finding atomically; returns its path."""
         folder = self.test_folder(record.test)
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,16 +99,16 @@ def read_attempt(path: Path) -> AttemptRecord:
     return _read(path, AttemptRecord)
 
 
-def read_finding(path: Path) -> FindingRecord:
-    """Read a finding's record.
+def read_finding(path: Path) -> AnyFinding:
+    """Read what a ladder or a sweep established.
 
     Raises:
         RecordError: when it cannot be read or is not one.
     """
-    return _read(path, FindingRecord)
+    return _read(path, SweepRecord) if _head(path).kind == "sweep" else _read(path, FindingRecord)
 
 
-def iter_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | FindingRecord]]:
+def iter_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | AnyFinding]]:
     """Every record below a folder, in order of paths.
 
     Raises:
@@ -109,7 +118,7 @@ def iter_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | FindingReco
         yield path, _read_either(path)
 
 
-def readable_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | FindingRecord]]:
+def readable_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | AnyFinding]]:
     """Every record below a folder that can be read, in order of paths; for reports of what went wrong."""
     for path in _record_files(root):
         with suppress(RecordError):
@@ -120,13 +129,14 @@ def _record_files(root: Path) -> Iterator[Path]:
     yield from sorted(path for path in root.rglob("*.json") if path.name in {ATTEMPT_FILE, FINDING_FILE})
 
 
-def _read_either(path: Path) -> AttemptRecord | FindingRecord:
+def _read_either(path: Path) -> AttemptRecord | AnyFinding:
     return read_attempt(path) if path.name == ATTEMPT_FILE else read_finding(path)
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of both documents: an object with ``attempt`` and ``finding``."""
-    schemas, components = msgspec.json.schema_components((AttemptRecord, FindingRecord), ref_template="#/$defs/{name}")
+    """JSON schema of the documents: attempt, finding of a ladder, finding of a sweep."""
+    kinds = (AttemptRecord, FindingRecord, SweepRecord)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"pytest-kvbudget records, schema version {SCHEMA_VERSION}",
@@ -144,7 +154,7 @@ def _safe(name: str) -> str:
     return f"{clean[-_NAME_LIMIT:].lstrip('-.')}-{digest}"
 
 
-def _write(path: Path, record: AttemptRecord | FindingRecord) -> Path:
+def _write(path: Path, record: AttemptRecord | AnyFinding) -> Path:
     text = msgspec.json.format(msgspec.json.encode(record), indent=1)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -159,21 +169,26 @@ def _write(path: Path, record: AttemptRecord | FindingRecord) -> Path:
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record:
+    version = _head(path).schema_version
+    if version > SCHEMA_VERSION:
+        raise RecordError(f"{path}: schema version {version}; this release reads up to {SCHEMA_VERSION}: upgrade it")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise RecordError(f"{path}: {error}") from None
+
+
+def _head(path: Path) -> _Head:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        version = msgspec.json.decode(data, type=_Version).schema_version
+        return msgspec.json.decode(data, type=_Head)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise RecordError(f"{path}: is not a record: {error}") from None
-    if version > SCHEMA_VERSION:
-        raise RecordError(f"{path}: schema version {version}; this release reads up to {SCHEMA_VERSION}: upgrade it")
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{path}: {error}") from None
 
 
-class _Version(msgspec.Struct):
+class _Head(msgspec.Struct):
     schema_version: int
+    kind: str = ""

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from pytest_kvbudget.archive import RunArchive, timestamp
-from pytest_kvbudget.attempt import BootRequest
 from pytest_kvbudget.records import AttemptRecord, FindingRecord, TargetInfo
+from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.ladder import Ask, Ladder
 from pytest_kvbudget.search.model import Axis, Finding, Trial
 from pytest_kvbudget.search.pool import measured_pool_bytes, rung_shape

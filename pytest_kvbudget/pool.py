@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from pytest_kvbudget.archive import RunArchive
-from pytest_kvbudget.attempt import Attempt, BootRequest, Progress
+from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.host import read_host
@@ -17,6 +17,8 @@ from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
 from pytest_kvbudget.engine.health import Health, probe
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.planning import Experience
+from pytest_kvbudget.progress import Progress
+from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.shape import Shape
 
 DRY_RUN_PORT = 8000

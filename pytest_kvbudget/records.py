@@ -15,11 +15,11 @@ from pytest_kvbudget.engine.survival import SurvivalResult
 from pytest_kvbudget.ledger.model import BootLedger, Cause
 from pytest_kvbudget.memory import TraceSummary
 from pytest_kvbudget.plan_check import Reconciled
-from pytest_kvbudget.search.model import Finding, Hint
+from pytest_kvbudget.search.model import Finding, Hint, SweepFinding
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Phase, Verdict
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 ATTEMPT_FILE: Final = "attempt.json"
 FINDING_FILE: Final = "finding.json"
 LOG_FILE: Final = "engine.log"
@@ -83,6 +83,31 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceMemory, ...]
 
 
+class BootIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be equal for one boot to stand for another. A part that cannot be known is ``None`` and equals nothing.
+
+    Digests, not values: a record holds no secret, and two secrets that differ still make two identities.
+    """
+
+    schema_version: int
+    """Layout of the record that was written."""
+    plugin_version: str
+    host: str
+    devices: tuple[str, ...]
+    """Leased devices, each with its kind and total memory where a probe tells."""
+    driver: str | None = None
+    engine: str | None = None
+    """The engine's build: what the command resolves to, with its version or digest."""
+    image: str | None = None
+    """Digest of the container image, where it runs in one."""
+    target: str
+    """Digest of everything in the target's configuration that a boot depends on, its environment included."""
+    shape: str
+    """Digest of the shape, the axis' value included."""
+    asked: str | None = None
+    """Digest of what the test asks of a boot: its marks, its body, windows and pool."""
+
+
 class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One boot of one shape, from lease to teardown."""
 
@@ -112,6 +137,14 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reconciled: tuple[Reconciled, ...] = ()
     """Each predicted term against what was measured, within printed precision."""
     hint: Hint = Hint()
+    identity: BootIdentity | None = None
+    """What it may stand for in a later run; ``None`` in records of before schema version 2."""
+    warm: bool | None = None
+    """What the boot compiles was in the cache; ``None`` where nothing is compiled or the log does not say."""
+    device_set: str | None = None
+    """Equal for device sets on which a boot is the same boot; ``None`` where the target has only one."""
+    settled: bool = False
+    """The verdict is final: boot, test body and checks are over. Only such a record may stand for a later boot."""
     pool_short: bool = False
     """A scaled pool came out too small for the windows: no verdict on the rung, but a rate for its next boot."""
     memory: tuple[MemoryReading, ...] = ()
@@ -150,6 +183,25 @@ class FindingRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pool: str
     windows: int
     finding: Finding
+    attempts: tuple[str, ...]
+    """Paths of the attempt records, relative to this file's folder, in boot order."""
+    started: str
+    finished: str
+
+
+class SweepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a headroom sweep established, with the attempts that prove it."""
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    kind: str = "sweep"
+    run: RunInfo
+    test: str
+    target: TargetInfo
+    shape: Shape
+    """Base shape; the knob's value is that of the boot."""
+    strategy: str
+    windows: int
+    finding: SweepFinding
     attempts: tuple[str, ...]
     """Paths of the attempt records, relative to this file's folder, in boot order."""
     started: str

@@ -116,7 +116,7 @@ def test_folder_names_are_safe_and_distinct(one: str, other: str) -> None:
         (b"", "is not a record"),
         (b"{", "is not a record"),
         (b"{}", "schema_version"),
-        (b'{"schema_version": 99}', "schema version 99; this release reads up to 1"),
+        (b'{"schema_version": 99}', "schema version 99; this release reads up to 2"),
         (b'{"schema_version": 1, "verdict": "PASS"}', "missing"),
     ],
 )

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from pytest_kvbudget.archive import RunArchive
-from pytest_kvbudget.attempt import Attempt, BootRequest
+from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.config import Limits, LoadedTarget, Target
 from pytest_kvbudget.engine.processes import descendants, start_ticks, title, wait_until_gone
 from pytest_kvbudget.mock.spec import MockDevice, PhaseSeconds
 from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
+from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Verdict
 

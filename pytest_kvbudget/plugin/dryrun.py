@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_kvbudget.attempt import target_info
 from pytest_kvbudget.climb import Climb, SpecError
 from pytest_kvbudget.config import ConfigError
 from pytest_kvbudget.plugin.checks import ladder_of
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.wording import described
 from pytest_kvbudget.pool import DRY_RUN_PORT, PoolError
+from pytest_kvbudget.recording import target_info
 from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.shape import Shape
 

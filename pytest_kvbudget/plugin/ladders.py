@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from pytest_kvbudget.attempt import Attempt, target_info
+from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.climb import Climb, RungPlan, SpecError
 from pytest_kvbudget.plugin.checks import MarkerError, check_rung, ladder_of
 from pytest_kvbudget.plugin.finding import FindingItem, Ladder, Rung
@@ -23,6 +23,7 @@ from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.survival import CHECKED
 from pytest_kvbudget.plugin.timers import is_timeout
 from pytest_kvbudget.plugin.wording import FROM_THE_BODY, verdict_detail
+from pytest_kvbudget.recording import target_info
 
 
 class Ladders:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_kvbudget.attempt import BootRequest
 from pytest_kvbudget.budget.neuron_env import CPU_COMPILE_VARIABLE
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.plugin.items import USE
 from pytest_kvbudget.pool import PoolError
+from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.units import format_size
 
 if TYPE_CHECKING:

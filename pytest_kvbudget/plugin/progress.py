@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from pytest_kvbudget.attempt import Snapshot
+from pytest_kvbudget.progress import Snapshot
 
 PLAIN_EVERY_S: Final = 2.0
 """Least time between two plain lines: a boot that is over before it says nothing."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import pytest
 
 from pytest_kvbudget.archive import RunArchive, new_run_id
-from pytest_kvbudget.attempt import Attempt, BootRequest
+from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.budget.model import Plan
 from pytest_kvbudget.ledger.model import MissingValueError
 from pytest_kvbudget.planning import plan_for
@@ -38,6 +38,7 @@ from pytest_kvbudget.plugin.wording import boot_failure, described
 from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
 from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
+from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Verdict
 

@@ -46,7 +46,7 @@ class Ladder:
         cold_extra_bytes: float | None = 0,
         verify: Literal["neighbours"] | None = None,
         known: Sequence[Trial] = (),
-        show: Callable[[int], str] = "{:,}".format,
+        show: Callable[[int], str] | None = None,
     ) -> None:
         """A ladder that has not booted anything yet.
 
@@ -61,7 +61,7 @@ class Ladder:
                 short of no more is booted again warm.
             verify: ``"neighbours"`` boots the rungs beside the proof too: real ladders failed between two that passed.
             known: finished boots of an earlier run that stand for boots of this one.
-            show: writes a value of the axis for people.
+            show: writes a value of the axis for people; default: the axis' own way.
 
         Raises:
             ValueError: for a negative ``confirm`` or a ``max_boots`` below 1.
@@ -78,7 +78,8 @@ class Ladder:
         self._noise = noise
         self._cold_extra_bytes = cold_extra_bytes
         self._verify = verify
-        self._show = show
+        self._show = show = show or axis.show
+        self._halted: str | None = None
         self._rounds = 0
         self._log = BootLog(
             axis.name,
@@ -121,6 +122,11 @@ class Ladder:
         self._rounds += len(pending) > before
         return tuple(pending)
 
+    def halt(self, reason: str) -> None:
+        """Want no further boot: something outside the search ends it. What is proven by then stays proven."""
+        self._halted = reason
+        self._log.pending.clear()
+
     def tell(self, trial: Trial) -> None:
         """Take the outcome of a boot that was asked for.
 
@@ -152,11 +158,11 @@ class Ladder:
             value=value,
             failed_at=failed_at,
             bounded_by=cause,
-            boots=log.boots - len(confirmed),
+            boots=log.boots - log.count("confirm"),
             retries=log.count("retry", "rate"),
-            confirmations=len(confirmed),
+            confirmations=log.count("confirm"),
             repeats=log.count(*REPEATS),
-            reused=log.count("known"),
+            reused=log.reused,
             sigma_bytes=None if noise is None else noise.sigma_bytes,
             sigma_source=None if noise is None else noise.source,
             deploy_value=noise_model.deploy_value(value, self._trials(), noise),
@@ -181,6 +187,8 @@ class Ladder:
 
     @property
     def _at_limit(self) -> bool:
+        if self._halted is not None:
+            return True
         return self._max_boots is not None and self._log.boots + len(self._log.pending) >= self._max_boots
 
     def _trials(self) -> list[Trial]:
@@ -203,9 +211,9 @@ class Ladder:
             and bracket.high < len(axis) - 1
             and max(self._log.values()) <= axis.value(bracket.high)
         ):
-            notes.append(f"rungs above {axis.value(bracket.high):,} were not booted")
+            notes.append(f"rungs above {axis.show(axis.value(bracket.high))} were not booted")
         notes += [
-            f"{axis.name} {rung.value:,} failed on a first, cold boot and passed with a warm cache"
+            f"{axis.name} {axis.show(rung.value)} failed on a first, cold boot and passed with a warm cache"
             for rung in rungs.values()
             if rung.state is RungState.GOOD and len(rung.counted) < len(rung.trials)
         ]
@@ -279,7 +287,7 @@ class Ladder:
     def _flaky_end(self) -> Ask | None:
         """The boot that tells more about where a band of mixed rungs ends."""
         rungs = list(self._rungs().values())
-        if self._log.count("repeat") >= MOST_FLAKY_REPEATS:
+        if sum(ask.why == "repeat" for ask, _ in self._log.told) >= MOST_FLAKY_REPEATS:
             return None
         below, above = steady_rung(self.axis, rungs), refused_rung(self.axis, rungs)
         if below is not None and below[1] < ENOUGH_PASSES:
@@ -318,7 +326,8 @@ class Ladder:
     def _standing(self, bracket: Bracket) -> tuple[FindingKind, str]:
         """The kind of a search that nothing stopped, and why it is incomplete."""
         if not bracket.closed or self._gap() is not None:
-            reason = f"the limit of {self._max_boots} boots is reached" if self._at_limit else "not all boots are done"
+            limit = self._halted or f"the limit of {self._max_boots} boots is reached"
+            reason = limit if self._at_limit else "not all boots are done"
             return FindingKind.UNDECIDED, reason
         if bracket.low < 0:
             return FindingKind.EMPTY, ""

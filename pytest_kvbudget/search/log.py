@@ -67,11 +67,16 @@ class BootLog:
     @property
     def boots(self) -> int:
         """Boots of this run."""
-        return sum(ask.why != "known" for ask, _ in self.told)
+        return sum(ask.why != "known" and not trial.reused for ask, trial in self.told)
+
+    @property
+    def reused(self) -> int:
+        """Boots that were not needed: earlier ones stand for them."""
+        return len(self.told) - self.boots
 
     def count(self, *reasons: Why) -> int:
-        """Boots that were asked for any of these reasons."""
-        return sum(ask.why in reasons for ask, _ in self.told)
+        """Boots of this run that were asked for any of these reasons."""
+        return sum(ask.why in reasons and not trial.reused for ask, trial in self.told)
 
     def attempts(self, value: int) -> int:
         """Boots of a value so far."""

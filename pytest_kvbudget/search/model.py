@@ -15,14 +15,16 @@ SigmaSource = Literal["archive", "residuals", "assumed"]
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
     """The rungs of a ladder: ``ceiling``, then down by ``quantum`` while not below ``floor``, and ``floor`` itself.
 
-    All four are in the unit of the field that ``name`` names: tokens for ``max_model_len``, bytes for
-    ``kv_cache_memory_bytes``.
+    They are in the unit of the field that ``name`` names, times ``scale``: tokens for ``max_model_len``, bytes for
+    ``kv_cache_memory_bytes``, ten-thousandths for ``gpu_memory_utilization``.
     """
 
     name: str
     floor: int
     ceiling: int
     quantum: int
+    scale: int = 1
+    """How many of these whole numbers make 1 of the field: 10,000 where the field is a fraction."""
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -47,6 +49,14 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= index < len(self):
             raise IndexError(f"rung {index} of {len(self)}")
         return max(self.floor, self.ceiling - (len(self) - 1 - index) * self.quantum)
+
+    def setting(self, value: int) -> int | float:
+        """A rung as the field takes it."""
+        return value if self.scale == 1 else value / self.scale
+
+    def show(self, value: int) -> str:
+        """A rung for people: ``245,760``, ``0.97``."""
+        return f"{value:,}" if self.scale == 1 else f"{value / self.scale:g}"
 
     def index_at_or_below(self, value: float) -> int:
         """Index of the highest rung at or below ``value``; -1 when even the floor is above it."""
@@ -111,6 +121,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Least step of the axis that this engine tells apart, in the axis' unit: see `noise.grain`."""
     terms: dict[str, float] = {}
     """Ledger terms that the axis does not move, in bytes: what differs between boots is noise."""
+    reused: bool = False
+    """An earlier boot that stands for the one that was asked for: it has its verdict and cost nothing."""
 
     @property
     def passed(self) -> bool:
@@ -138,7 +150,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 0
     """Boots among them that repeated a rung with a verdict: noise, a cold failure, a contradiction, a neighbour."""
     reused: int = 0
-    """Finished boots of an earlier run that were taken over; not part of ``boots``."""
+    """Finished boots that were taken over from an earlier run or ladder; not part of ``boots``."""
     sigma_bytes: float | None = None
     """One standard deviation of what the same boot takes; ``None`` where boots were taken as exact."""
     sigma_source: SigmaSource | None = None
@@ -194,6 +206,8 @@ class SweepFinding(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     repeats: int = 0
     confirmations: int = 0
+    reused: int = 0
+    """Finished boots that were taken over from an earlier run; not part of ``boots``."""
     sigma_bytes: float | None = None
     sigma_source: SigmaSource | None = None
     deploy_value: int | None = None

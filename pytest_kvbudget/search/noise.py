@@ -129,14 +129,14 @@ def effective_quantum(axis: Axis, trials: Sequence[Trial], noise: Noise | None) 
     if finest > axis.quantum:
         steps = -(-finest // axis.quantum)
         notes.append(
-            f"quantum raised from {axis.quantum:,} to {steps * axis.quantum:,}: below {finest:,}, a KV block or an "
+            f"quantum raised from {axis.show(axis.quantum)} to {axis.show(steps * axis.quantum)}: below {finest:,}, a KV block or an "
             "arena slot, the device itself is not monotone"
         )
     # one boot has no residuals yet, and an assumption shall not cost the second boot its place
     sigma = None if noise is None or len(trials) < _TWO_BOOTS else sigma_units(trials, noise.sigma_bytes)
     if noise is not None and sigma is not None and 3 * sigma > steps * axis.quantum:
         steps = min(math.ceil(3 * sigma / axis.quantum), max(1, (axis.ceiling - axis.floor) // axis.quantum))
-        notes = [f"quantum raised from {axis.quantum:,} to {steps * axis.quantum:,}: three sigma ({noise.said()})"]
+        notes = [f"quantum raised from {axis.show(axis.quantum)} to {axis.show(steps * axis.quantum)}: three sigma ({noise.said()})"]
     return steps * axis.quantum, tuple(notes)
 
 

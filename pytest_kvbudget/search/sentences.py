@@ -21,12 +21,12 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
     """
     name, boots = finding.axis.name, _boots(finding)
     if finding.kind is FindingKind.PROVEN:
-        said = f"{name} {finding.value:,} passed and {finding.failed_at:,} {_failed(finding.bounded_by)}"
+        said = f"{name} {_shown(finding, finding.value)} passed and {_shown(finding, finding.failed_at)} {_failed(finding.bounded_by)}"
         said += f"; proven with {boots}"
     elif finding.kind is FindingKind.CEILING_REACHED:
-        said = f"{name} {finding.value:,} passed and is the ceiling of the ladder; proven with {boots}"
+        said = f"{name} {_shown(finding, finding.value)} passed and is the ceiling of the ladder; proven with {boots}"
     elif finding.kind is FindingKind.EMPTY:
-        said = f"nothing passes: {name} {finding.failed_at:,}, the floor, {_failed(finding.bounded_by)}; {boots}"
+        said = f"nothing passes: {name} {_shown(finding, finding.failed_at)}, the floor, {_failed(finding.bounded_by)}; {boots}"
         if finding.lever is not None:
             said += f"; {turn(finding.lever)} instead"
     elif finding.kind is FindingKind.FLAKY:
@@ -37,8 +37,12 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
     if finding.confirmations:
         said += f"; {confirmed} of {finding.confirmations} confirmations passed"
     if finding.deploy_value is not None and finding.deploy_value != finding.value:
-        said += f"; deploy {finding.deploy_value:,}, three sigma below"
+        said += f"; deploy {_shown(finding, finding.deploy_value)}, three sigma below"
     return "; ".join((said, *finding.notes))
+
+
+def _shown(finding: Finding, value: int | None) -> str:
+    return "nothing" if value is None else finding.axis.show(value)
 
 
 def other_lever(cause: Cause | None, axis: str) -> Lever | None:
@@ -56,9 +60,9 @@ def turn(lever: Lever) -> str:
 def _band(finding: Finding) -> str:
     name, parts = finding.axis.name, []
     if finding.steady_value is not None:
-        parts.append(f"{name} {finding.steady_value:,} passed three of three")
+        parts.append(f"{name} {_shown(finding, finding.steady_value)} passed three of three")
     if finding.refused_at is not None:
-        parts.append(f"{finding.refused_at:,} failed two of two")
+        parts.append(f"{_shown(finding, finding.refused_at)} failed two of two")
     return ", ".join(parts) or "no rung passed three of three or failed two of two"
 
 
@@ -72,11 +76,11 @@ def _failed(cause: Cause | None) -> str:
 
 def _between(finding: Finding) -> str:
     name = finding.axis.name
-    passed = "nothing passed" if finding.value is None else f"{name} {finding.value:,} passed"
+    passed = "nothing passed" if finding.value is None else f"{name} {_shown(finding, finding.value)} passed"
     if finding.failed_at is None:
         return f"{passed}, none above it failed" if finding.value is not None else "nothing passed or failed"
     gate = " the test's own gate" if finding.bounded_by is not None and finding.bounded_by.by_gate else ""
-    return f"{passed}, {finding.failed_at:,} failed{gate}"
+    return f"{passed}, {_shown(finding, finding.failed_at)} failed{gate}"
 
 
 def _boots(finding: Finding) -> str:

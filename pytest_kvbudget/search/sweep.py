@@ -102,6 +102,8 @@ class Sweep:
         self._passed: dict[int, Trial] = {}
         self._booted: dict[int, Trial] = {}
         self._stop: str | None = None
+        self._halted = False
+        self._reused = 0
         self._coarse: Finding | None = None
         ends = sorted((self._mirror(lowest), self._mirror(highest)))
         axis = Axis(name=knob.name, floor=ends[0], ceiling=ends[1], quantum=step)
@@ -118,6 +120,11 @@ class Sweep:
             asks = self._asks(count)
         return tuple(msgspec.structs.replace(ask, value=self._mirror(ask.value)) for ask in asks)
 
+    def halt(self, reason: str) -> None:
+        """Want no further boot: something outside the search ends it. What is proven by then stays proven."""
+        self._halted = True
+        self._ladder.halt(reason)
+
     def tell(self, trial: Trial) -> None:
         """Take the outcome of a boot that was asked for.
 
@@ -129,6 +136,7 @@ class Sweep:
         short = trial.verdict is Verdict.FAIL and side == self.knob.other_side
         self._ladder.tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=_BEYOND) if short else seen)
         self._booted[trial.value] = trial
+        self._reused += trial.reused
         if short:
             self._short[trial.value] = trial
         elif trial.passed:
@@ -160,6 +168,7 @@ class Sweep:
             retries=found.retries + (first.retries if first else 0),
             repeats=found.repeats + (first.repeats if first else 0),
             confirmations=found.confirmations,
+            reused=self._reused,
             sigma_bytes=found.sigma_bytes,
             sigma_source=found.sigma_source,
             deploy_value=None if found.deploy_value is None or proof is None else self._mirror(found.deploy_value),
@@ -220,7 +229,7 @@ class Sweep:
 
     def _refine(self) -> bool:
         """Go on between the proof's neighbours on the finer grid, once."""
-        if self._fine_step is None or self._coarse is not None:
+        if self._fine_step is None or self._coarse is not None or self._halted:
             return False
         found = self._ladder.finding()
         if self._outcome(found)[0] is not FindingKind.PROVEN or found.value is None or found.failed_at is None:

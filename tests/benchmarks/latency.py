@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from pytest_kvbudget.archive import RunArchive, new_run_id
-from pytest_kvbudget.attempt import BootRequest, Snapshot
 from pytest_kvbudget.config import Limits, LoadedTarget, Target
 from pytest_kvbudget.engine.health import Health, free_port, probe
 from pytest_kvbudget.mock.spec import Faults, MockDevice
 from pytest_kvbudget.pool import EnginePool
+from pytest_kvbudget.progress import Snapshot
 from pytest_kvbudget.records import RunInfo
 from pytest_kvbudget.report.html import write_attempt_page
+from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.shape import Shape
 
 REPEATS: Final = 20
