@@ -6,10 +6,11 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -83,11 +84,27 @@ class RunArchive:
         """Write a record atomically; returns its path."""
         return _write(folder / ATTEMPT_FILE, record)
 
-    def write_finding(self, record: AnyFinding) -> Path:
-        """Write a finding atomically; returns its path."""
-        folder = self.test_folder(record.test)
-        folder.mkdir(parents=True, exist_ok=True)
+    def write_finding(self, record: AnyFinding, *, attempts: Iterable[Path], stage: str | None = None) -> Path:
+        """Write a finding atomically, with the paths of its boots relative to it; returns its path.
+
+        Args:
+            record: everything but the paths.
+            attempts: records of its boots, of this run or of earlier ones.
+            stage: which of several findings of the test it is.
+        """
+        folder = self._finding_folder(record.test, stage)
+        record.attempts = tuple(os.path.relpath(path, folder) for path in attempts)
         return _write(folder / FINDING_FILE, record)
+
+    def _finding_folder(self, test: str, stage: str | None) -> Path:
+        """A folder without a finding: workers that each run the same test of one run do not overwrite each other."""
+        base = self.test_folder(test) if stage is None else self.test_folder(test) / _safe(stage)
+        for number in count(1):
+            folder = base if number == 1 else base.with_name(f"{base.name}#{number}")
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / FINDING_FILE).exists():
+                break
+        return folder
 
 
 def read_attempt(path: Path) -> AttemptRecord:
@@ -147,7 +164,7 @@ def schema() -> dict[str, Any]:
 
 def _safe(name: str) -> str:
     """A file name for a node id or label, unique though characters are replaced and the end is cut."""
-    clean = re.sub(r"[^A-Za-z0-9._=\[\]-]+", "-", name).strip("-.") or "test"
+    clean = re.sub(r"[^A-Za-z0-9._=,\[\]-]+", "-", name).strip("-.") or "test"
     if clean == name and len(clean) <= _NAME_LIMIT:
         return clean
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]

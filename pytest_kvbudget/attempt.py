@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_kvbudget.archive import RunArchive
+from pytest_kvbudget.cancel import Cancellation
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.gates import MemoryGates
@@ -17,14 +18,16 @@ from pytest_kvbudget.device.trace import MemoryTrace, WindowMemory
 from pytest_kvbudget.ending import end_trace, teardown
 from pytest_kvbudget.engine.client import EngineClient
 from pytest_kvbudget.engine.health import Health, probe
-from pytest_kvbudget.engine.kernel import KernelKill, killed_for_memory
+from pytest_kvbudget.engine.kernel import KernelLog
 from pytest_kvbudget.engine.model import Backend, Command, EngineProcess, Launcher, LaunchError
-from pytest_kvbudget.engine.ports import free_port, owned_by
+from pytest_kvbudget.engine.ports import Ports, owned_by
 from pytest_kvbudget.engine.reap import STATE_FILE
 from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import SurvivalSpec
 from pytest_kvbudget.engine.watch import Outcome, Watch
 from pytest_kvbudget.exercise import Exercise
+from pytest_kvbudget.hinting import hint_of
+from pytest_kvbudget.identity import identity_of
 from pytest_kvbudget.judging import (
     Judgement,
     by_gate,
@@ -38,25 +41,28 @@ from pytest_kvbudget.judging import (
 )
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.ledger.reader import LedgerReader
-from pytest_kvbudget.memory import READY, AttemptMemory
+from pytest_kvbudget.memory import READY, REQUEST, AttemptMemory
 from pytest_kvbudget.plan_check import reconcile
 from pytest_kvbudget.planning import Experience
 from pytest_kvbudget.progress import Progress, Ticker
-from pytest_kvbudget.recording import Recording, target_info
-from pytest_kvbudget.records import LOG_FILE, AttemptRecord
+from pytest_kvbudget.recording import CALLED_OFF, INTERRUPTED, Recording, target_info
+from pytest_kvbudget.records import LOG_FILE, AttemptRecord, BootIdentity
 from pytest_kvbudget.redact import Scrubber, command_without_secrets, secret_values, without_secrets
 from pytest_kvbudget.request import BootRequest
-from pytest_kvbudget.search.hints import hint_from
 from pytest_kvbudget.search.model import Hint
-from pytest_kvbudget.starting import allowed, devices_clean
+from pytest_kvbudget.starting import SetLabel, allowed, devices_clean
 from pytest_kvbudget.verdict import Phase, Verdict
+from pytest_kvbudget.warmth import warm_of
 
 POOL_SHORT: Final = frozenset(("kv_windows_short", "kv_check_short"))
 """Failure classes of a pool that does not hold what it must."""
 
 
 class Attempt:
-    """One boot. `run` boots and judges; `close` tears down. The record on disk is never behind the truth for long."""
+    """One boot. `run` boots and judges; `close` tears down. The record on disk is never behind the truth for long.
+
+    It is one thread's at a time; only `cancel` may be called by another while it runs.
+    """
 
     def __init__(
         self,
@@ -68,6 +74,8 @@ class Attempt:
         lease: Lease,
         lease_wait_s: float,
         clean: CleanGate,
+        ports: Ports,
+        set_label: SetLabel,
         experience: Experience,
         gate: bool,
         archive: RunArchive,
@@ -76,6 +84,8 @@ class Attempt:
         self.request = request
         self._loaded, self._backend, self._launcher = loaded, backend, launcher
         self._lease, self._experience, self._gate = lease, experience, gate
+        self._ports, self._set_label = ports, set_label
+        self._cancellation = Cancellation()
         limits = loaded.target.limits
         self._memory = AttemptMemory(backend.probe(loaded, lease.devices), clean, lease.names, rate_hz=limits.trace_hz)
         self._reader = LedgerReader(backend.grammar, simulated=backend.simulated, patterns=loaded.patterns)
@@ -166,14 +176,20 @@ class Attempt:
     # -- the boot
 
     def run(self) -> None:
-        """Boot and judge. The verdict, whatever it is, is in the record; nothing is raised for it."""
-        if not devices_clean(self._recording, self._memory):
+        """Boot and judge. The verdict, whatever it is, is in the record; nothing is raised for it.
+
+        Raises:
+            CancelledError: it was called off before it had a verdict; the record goes on saying that it was
+                interrupted. What is left of the engine is for `close`.
+        """
+        if not devices_clean(self._recording, self._memory, self._cancellation, self._set_label):
             return
         if not allowed(self._recording, self.request, self._loaded, self._experience, gate=self._gate):
             return
         target = self._loaded.target
+        self._cancellation.check()
         try:
-            port = target.port or free_port(target.host)
+            port = target.port or self._ports.take(target.host)
         except OSError as error:
             self._recording.decide(
                 *launch_failed(f"host {target.host!r} is no address of this machine: {error.strerror or error}")
@@ -182,9 +198,11 @@ class Attempt:
         self._command = command = self._backend.render(self._loaded, self.request.shape, self._lease.devices, port)
         self.record.command = command_without_secrets(command.argv)
         self.record.environment = without_secrets(command.env_added)
+        self.record.identity = self._identity(command)
         self.log_path.touch()
         self._recording.save()
         self._memory.start()
+        kernel = KernelLog()  # before the launch: what was killed earlier is none of ours
         try:
             self._process = self._launcher.launch(
                 command,
@@ -196,10 +214,24 @@ class Attempt:
         except LaunchError as error:
             self._recording.decide(*launch_failed(str(error)))
             return
-        self._watch = self._make_watch(self._process, command)
+        self._watch = self._make_watch(self._process, command, kernel)
         self._judge(self._watch.until_ready())
 
-    def _make_watch(self, process: EngineProcess, command: Command) -> Watch:
+    def _identity(self, command: Command) -> BootIdentity:
+        """What the boot is a boot of, so that it may stand for one of a later run."""
+        idle = [reading.devices for reading in self.record.memory if reading.moment == "idle"]
+        return identity_of(
+            self._loaded,
+            self._backend,
+            self.request.shape,
+            command,
+            self._lease.devices,
+            host=self.record.run.host,
+            asked=self.request.asked or None,
+            readings=idle[0] if idle and not self._backend.simulated else (),
+        )
+
+    def _make_watch(self, process: EngineProcess, command: Command, kernel: KernelLog) -> Watch:
         return Watch(
             process,
             self._reader,
@@ -207,10 +239,16 @@ class Attempt:
             port=command.port,
             limits=self._loaded.target.limits,
             owns_port=lambda: owned_by(process.pids(), command.host, command.port),
-            tick=self._ticker.tick,
+            tick=self._tick,
             critical=self._backend.critical,
+            kernel=kernel,
             scrubber=Scrubber(secret_values(command.env_added, command.argv)),
         )
+
+    def _tick(self, phase: Phase, elapsed_s: float, text: str) -> None:
+        """At each step of the watch, before it looks for deaths: one that a cancellation causes is never judged."""
+        self._cancellation.check()
+        self._ticker.tick(phase, elapsed_s, text)
 
     def _judge(self, outcome: Outcome) -> None:
         ledger = self._reader.ledger()
@@ -230,9 +268,11 @@ class Attempt:
                 # The last lines of a log may be read a moment after the death that they explain.
                 last_s = max((phase.start_s for phase in self.record.timings.phases), default=0.0)
                 self._recording.timed(ended_s=max(last_s, self._since_launch(outcome.at)))
-            ended = with_kernel_evidence(judge_end(outcome, ledger), self._kernel_kills())
+            kills = () if self._watch is None else self._watch.kernel_kills()
+            ended = with_kernel_evidence(judge_end(outcome, ledger), kills)
             judged = self._if_scaled(with_contract_floor(ended, ledger, self.request.shape))
         self.record.hint = self._hint(ledger)
+        self.record.warm = warm_of(ledger)
         self._reconcile(ledger)
         self._recording.decide(*judged, at=outcome.at)
 
@@ -241,11 +281,6 @@ class Attempt:
         self._experience.tell(self.request.shape, ledger)
         if self.record.plan is not None:
             self.record.reconciled = reconcile(self.record.plan, ledger)
-
-    def _kernel_kills(self) -> tuple[KernelKill, ...]:
-        if self._watch is None or not self._watch.gone:
-            return ()
-        return killed_for_memory(self._watch.gone, self._watch.launched)
 
     def _take_phases(self) -> None:
         """Phases that the log has shown since the last time, for the record and as marks of the trace."""
@@ -266,16 +301,25 @@ class Attempt:
         return Verdict.UNKNOWN, cause, f"the scaled pool came out too small: {cause.sentence}"
 
     def _hint(self, ledger: BootLedger) -> Hint:
-        ready = [reading for reading in self.record.memory if reading.moment == "ready"]
-        free = [device.free_bytes for reading in ready for device in reading.devices]
-        return hint_from(
-            ledger,
-            axis=self.request.axis,
-            shape=self.request.shape,
-            windows=self.request.windows or 1,
-            scaled=self.request.pool == "scaled",
-            free_bytes=min(free, default=None),
-        )
+        asked = self._memory.since(REQUEST) if self.record.survival is not None else ()
+        return hint_of(ledger, self.request, self.record.memory, asked)
+
+    def cancel(self) -> None:
+        """Call the boot off, from any thread: `run` ends at its next step, unless it has its verdict by then."""
+        self._cancellation.ask()
+
+    def unwanted(self) -> None:
+        """Nobody asked for the verdict: what served was judged by no test body; what failed had failed by itself."""
+        if self.record.message == INTERRUPTED:
+            self.record.message = CALLED_OFF
+        elif self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}:
+            said = "interrupted: this boot was called off before a test body judged it"
+            self._recording.decide(*reason(Verdict.UNKNOWN, Phase.READY, "interrupted", said))
+
+    @property
+    def cancelled(self) -> bool:
+        """It was called off, before or after its verdict."""
+        return self._cancellation.asked
 
     # -- what the test body adds
 
@@ -285,7 +329,7 @@ class Attempt:
         Args:
             failed: the body raised something: then it is not for the gates to judge.
         """
-        if self.record.verdict is not Verdict.PASS or self.died() or failed:
+        if self.record.verdict not in {Verdict.PASS, Verdict.MARGINAL} or self.died() or failed:
             return
         if not self.answering:
             said = f"the engine lives, and {self.url}/health answers no more"
@@ -294,7 +338,7 @@ class Attempt:
         if self.record.survival is not None:
             return
         judged = self._exercise.judge_limits()
-        if judged is not None:
+        if judged is not None and self.record.verdict is Verdict.PASS:
             self._recording.decide(*judged)
 
     def survive(self, spec: SurvivalSpec, asked: MemoryGates) -> None:
@@ -303,6 +347,8 @@ class Attempt:
         Limits that ``asked`` leaves open are the target's; of free memory then the backend's.
         """
         self._exercise.survive(spec, asked)
+        if self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}:
+            self.record.hint = self._hint(self.ledger)  # the least that was free while it was asked
 
     def soak(self, spec: SoakSpec, *, max_growth_per_hour: int | None = None) -> None:
         """Send mixed traffic for a while, and judge whether the engine lived and memory stayed."""
@@ -335,6 +381,11 @@ class Attempt:
         """The run ended while the body ran: no verdict, and nothing is waited for."""
         said = "the run ended before the test body did"
         self._recording.decide(*reason(Verdict.UNKNOWN, Phase.READY, "interrupted", said))
+
+    def settle(self) -> None:
+        """Boot, body and checks are over: the verdict is final."""
+        self.record.settled = True
+        self._recording.save()
 
     def died(self) -> bool:
         """Whether the engine is dead; if so, its end is judged from its log and becomes the verdict."""
@@ -376,6 +427,8 @@ class Attempt:
             alive = self._watch is not None and self._watch.living
             healthy = alive and self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}
             teardown(self._process, self._recording, self._memory, self._loaded.target.limits, healthy=healthy)
+        if self._command is not None:
+            self._ports.give_back(self._command.port)
         if self._watch is not None:
             self._watch.close()
         end_trace(self._recording, self._memory, self._loaded.target.limits, self.ledger)

@@ -141,16 +141,18 @@ def _schema(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from pytest_kvbudget.archive import RecordError, iter_records  # noqa: PLC0415 - each command loads what it needs
-    from pytest_kvbudget.records import FindingRecord  # noqa: PLC0415
+    from pytest_kvbudget.records import AttemptRecord  # noqa: PLC0415
+    from pytest_kvbudget.report.headline import headline  # noqa: PLC0415
     from pytest_kvbudget.report.html import write_attempt_page, write_finding_page  # noqa: PLC0415
 
     written = 0
     try:
         for path, record in iter_records(options.archive):
-            page = write_finding_page(path) if isinstance(record, FindingRecord) else write_attempt_page(path)
             written += 1
-            if isinstance(record, FindingRecord):
-                sys.stdout.write(f"{record.test}: {record.finding.sentence}\n  {page}\n")
+            if isinstance(record, AttemptRecord):
+                write_attempt_page(path)
+                continue
+            sys.stdout.write(f"{record.test}: {headline(record.finding)}\n  {write_finding_page(path)}\n")
     except RecordError as error:
         sys.stderr.write(f"kvbudget report: {error}\n")
         return EXIT_TROUBLE

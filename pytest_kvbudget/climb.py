@@ -1,15 +1,14 @@
-"""A ladder over real boots: the marker's arguments, the shape of each rung, and the finding's record."""
+"""A ladder over real boots: the shape of each rung, and the finding's record."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final
 
 import msgspec
 
 from pytest_kvbudget.archive import RunArchive, timestamp
+from pytest_kvbudget.question import DEFAULT_STRATEGY, Known, Question, RungPlan
 from pytest_kvbudget.records import AttemptRecord, FindingRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.ladder import Ask, Ladder
@@ -17,124 +16,19 @@ from pytest_kvbudget.search.model import Axis, Finding, Trial
 from pytest_kvbudget.search.pool import measured_pool_bytes, rung_shape
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import STRATEGIES
+from pytest_kvbudget.search.turn import turn
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.units import SizeError, parse_size
+from pytest_kvbudget.specs import LadderSpec, SpecError
 from pytest_kvbudget.verdict import Verdict
 
-AxisName = Literal["max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"]
-AXES: Final[tuple[str, ...]] = get_args(AxisName)
 LARGEST_DEFAULT_BLOCK_TOKENS: Final = 128
 """Tokens of a KV block where the log does not say: vLLM's default on CPU; 16 on GPUs. The engine fills whole blocks."""
-LARGEST: Final = 2**48
-"""Of any number of a ladder: 256 TiB, or as many tokens."""
-DEFAULT_STRATEGY: Final = "predict"
-DEFAULT_QUANTUM: Final = {
-    "max_model_len": 4096,  # the bonus step of the RDNA4 document's ladder
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 256,
-    "kv_cache_memory_bytes": 2**20,
-}
 
 
-class SpecError(Exception):
-    """A ladder marker's argument is wrong; the message names it, what was found and what is accepted."""
+class Climb(Question):
+    """One ladder on one target."""
 
-
-class LadderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A ladder as its marker asks for it. ``start``, ``floor`` and ``quantum`` are in the unit of the axis."""
-
-    axis: str
-    start: int
-    floor: int
-    quantum: int
-    strategy: str | None = None
-    """``None``: the run's own, ``predict`` by default."""
-    pool: Literal["fixed", "scaled"] = "fixed"
-    windows: int = 1
-    confirm: int = 0
-    first: Literal["ceiling"] | None = None
-
-    @property
-    def rungs(self) -> Axis:
-        """The axis with its rungs."""
-        return Axis(name=self.axis, floor=self.floor, ceiling=self.start, quantum=self.quantum)
-
-
-def check_spec(arguments: Mapping[str, Any]) -> LadderSpec:
-    """Check a marker's keyword arguments.
-
-    Raises:
-        SpecError: naming the argument, what was found and what is accepted.
-    """
-    known = LadderSpec.__struct_fields__
-    for name in arguments:
-        if name not in known:
-            raise SpecError(f"unknown argument {name!r}; accepted are {', '.join(known)}")
-    axis = arguments.get("axis", "max_model_len")
-    if axis not in AXES:
-        raise SpecError(f"axis={axis!r}; accepted are {', '.join(map(repr, AXES))}")
-    for name in ("start", "floor"):
-        if name not in arguments:
-            raise SpecError(f"{name} is missing; a ladder needs start (its ceiling) and floor")
-    numbers = {
-        name: _whole(name, arguments.get(name, default), size=axis == "kv_cache_memory_bytes" and name in _SIZED)
-        for name, default in (
-            ("start", None),
-            ("floor", None),
-            ("quantum", DEFAULT_QUANTUM[axis]),
-            ("windows", 1),
-            ("confirm", 0),
-        )
-    }
-    strategy = arguments.get("strategy")
-    if strategy is not None and strategy not in STRATEGIES:
-        raise SpecError(f"strategy={strategy!r}; accepted are {', '.join(map(repr, STRATEGIES))}")
-    try:
-        spec = msgspec.convert({"strategy": strategy, "axis": axis, **_rest(arguments), **numbers}, LadderSpec)
-        _ = spec.rungs
-    except msgspec.ValidationError as error:
-        raise SpecError(str(error).replace("`$.", "`")) from None
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-    if spec.first is not None and strategy not in {None, "predict"}:
-        raise SpecError(f"first={spec.first!r} with strategy={strategy!r}; first is for strategy 'predict'")
-    if spec.pool == "scaled" and axis not in {"max_model_len", "max_num_seqs"}:
-        raise SpecError(f"pool='scaled' with axis={axis!r}; a pool scales with max_model_len or max_num_seqs")
-    return spec
-
-
-_SIZED: Final = ("start", "floor", "quantum")
-
-
-def _rest(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name in ("pool", "first") if name in arguments}
-
-
-def _whole(name: str, value: object, *, size: bool) -> int:
-    least = 0 if name == "confirm" else 1
-    if size and isinstance(value, str):
-        try:
-            value = parse_size(value)
-        except SizeError as error:
-            raise SpecError(f"{name}: {error}") from None
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-        raise SpecError(f"{name}={value!r}; expected a whole number from {least} to {LARGEST:,}")
-    return value
-
-
-class RungPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The next boot of a ladder."""
-
-    value: int
-    label: str
-    """``max_model_len=245760``; a repeat of a rung ends in ``#2``."""
-    number: int
-    why: str
-    shape: Shape
-
-
-class Climb:
-    """One ladder on one target: asks for rungs, is told what their boots proved, writes the finding."""
+    kind = "ladder"
 
     def __init__(
         self,
@@ -146,54 +40,88 @@ class Climb:
         archive: RunArchive,
         strategy: str | None = None,
         only: int | None = None,
+        known: Known | None = None,
+        fixed: Mapping[str, int | float] | None = None,
+        asked: str = "",
     ) -> None:
-        self.spec, self.base, self.test = spec, base, test
+        """A ladder that has not booted anything yet.
+
+        Args:
+            spec: what its marker asks for.
+            base: the shape, the axis aside.
+            test: node id.
+            target: what it runs on.
+            archive: where its records go.
+            strategy: the run's own, where the marker names none.
+            only: the one rung to boot, in the axis' whole numbers.
+            known: what plans and earlier runs say.
+            fixed: as `Question`.
+            asked: digest of what the test asks of a boot.
+        """
+        super().__init__(base, test=test, target=target, archive=archive, fixed=fixed)
+        self.spec, self._only, self._asked = spec, only, asked
         self.strategy = spec.strategy or strategy or DEFAULT_STRATEGY
-        self._target, self._archive, self._only = target, archive, only
-        self._started = timestamp()
-        self._attempts: list[Path] = []
-        self._numbers: dict[int, int] = {}
         self._short: dict[int, AttemptRecord] = {}
+        known = known or Known()
+        predict = Predict(first=spec.first, prior=known.prior, minutes=known.minutes)
         self._ladder = Ladder(
             spec.rungs,
-            Predict(first=spec.first) if self.strategy == "predict" else STRATEGIES[self.strategy],
+            predict if self.strategy == "predict" else STRATEGIES[self.strategy],
             confirm=spec.confirm,
             reference=self._reference() if spec.pool == "scaled" else None,
+            max_boots=known.max_boots,
+            noise=known.noise,
+            cold_extra_bytes=known.cold_extra_bytes,
+            verify=spec.verify,
         )
 
-    def next(self) -> RungPlan | None:
-        """The next rung to boot; ``None`` when the search is over."""
-        if self._only is not None:
-            if self._attempts:
-                return None
-            ask = Ask(value=self._only, index=0, attempt=1, why="search")
-        else:
-            found = self._ladder.next()
-            if found is None:
-                return None
-            ask = found
-        number = self._numbers[ask.value] = self._numbers.get(ask.value, 0) + 1
-        label = f"{self.spec.axis}={ask.value}" + (f"#{number}" if number > 1 else "")
-        return RungPlan(value=ask.value, label=label, number=number, why=ask.why, shape=self.shape(ask.value))
+    @property
+    def name(self) -> str:
+        """The axis."""
+        return self.spec.axis
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Ceiling and floor."""
+        axis = self.spec.rungs
+        return axis.show(axis.ceiling), axis.show(axis.floor)
+
+    @property
+    def grid(self) -> Axis:
+        """The rungs, as the marker asks for them."""
+        return self.spec.rungs
+
+    def asks(self, count: int) -> tuple[Ask, ...]:
+        """Rungs to boot now."""
+        if self._only is None:
+            return self._ladder.next_batch(count)
+        return () if self._attempts else (Ask(value=self._only, index=0, attempt=1, why="search"),)
+
+    def setting(self, value: int) -> int | float:
+        """A rung as the shape's field takes it."""
+        return self.spec.rungs.setting(value)
 
     def request(self, plan: RungPlan, shape: Shape) -> BootRequest:
-        """The boot of a rung, at the shape that the test settled on."""
+        """The boot of a rung."""
         return BootRequest(
             test=self.test,
             shape=shape,
-            rung=f"{self.spec.axis}={plan.value}",
+            rung=plan.rung,
             number=plan.number,
             windows=self.spec.windows,
             pool=self.spec.pool,
-            axis=self.spec.axis,
+            axis=self.name,
+            asked=self._asked,
         )
 
     def shape(self, value: int) -> Shape:
-        """The base shape at one value of the axis, with the pool that goes with it."""
+        """The base shape at one rung, with the pool that goes with it."""
         try:
-            shape = rung_shape(self.base, self.spec.axis, value, self.spec.pool)
+            if self.spec.pool == "fixed":
+                return turn(self.base, self.name, self.setting(value))
+            shape = rung_shape(self.base, self.name, value, "scaled")
         except (ValueError, msgspec.ValidationError) as error:
-            raise SpecError(f"{self.spec.axis}={value}: {error}") from None
+            raise SpecError(f"{self.name}={value}: {error}") from None
         short = self._short.get(value)
         if short is None or short.ledger is None or short.shape.kv_cache_memory_bytes is None:
             return shape
@@ -209,56 +137,44 @@ class Climb:
         )
         return shape.merged(kv_cache_memory_bytes=size)
 
-    def tell(self, plan: RungPlan, record: AttemptRecord, path: Path) -> None:
-        """What the boot of a rung proved."""
-        self._attempts.append(path)
-        pool_short = record.pool_short and record.verdict is Verdict.UNKNOWN
-        if pool_short:
-            self._short[plan.value] = record
+    def take(self, trial: Trial, record: AttemptRecord) -> None:
+        """Tell the ladder of a boot."""
+        if trial.pool_short and trial.verdict is Verdict.UNKNOWN:
+            self._short[trial.value] = record
+        elif trial.pool_short:
+            trial = msgspec.structs.replace(trial, pool_short=False)
         if self._only is None:
-            self._ladder.tell(
-                Trial(
-                    value=plan.value,
-                    verdict=record.verdict,
-                    hint=record.hint,
-                    cause=record.cause,
-                    pool_short=pool_short,
-                )
-            )
+            self._ladder.tell(trial)
+
+    def halt(self, reason: str) -> None:
+        """Want no further rung."""
+        self._ladder.halt(reason)
 
     def finding(self) -> Finding:
         """What is established so far."""
         return self._ladder.finding()
 
-    def winner(self) -> Shape | None:
-        """The shape of the largest rung that passed."""
-        value = self.finding().value
-        return None if value is None else self.shape(value)
-
-    def finish(self) -> Path:
-        """Write the finding's record; returns its path."""
-        folder = self._archive.test_folder(self.test)
-        return self._archive.write_finding(
-            FindingRecord(
-                run=self._archive.info,
-                test=self.test,
-                target=self._target,
-                shape=self.base.redacted(),
-                strategy=self.strategy,
-                pool=self.spec.pool,
-                windows=self.spec.windows,
-                finding=self.finding(),
-                attempts=tuple(os.path.relpath(path, folder) for path in self._attempts),
-                started=self._started,
-                finished=timestamp(),
-            )
+    def write(self) -> FindingRecord:
+        """The finding's record."""
+        return FindingRecord(
+            run=self._archive.info,
+            test=self.test,
+            target=self._target,
+            shape=self.base.redacted(),
+            strategy=self.strategy,
+            pool=self.spec.pool,
+            windows=self.spec.windows,
+            finding=self.finding(),
+            attempts=(),
+            started=self._started,
+            finished=timestamp(),
         )
 
     def _reference(self) -> int:
-        value = getattr(self.base, self.spec.axis)
+        value = getattr(self.base, self.name)
         if self.base.kv_cache_memory_bytes is None or not isinstance(value, int):
             raise SpecError(
-                f"pool='scaled' needs a reference rung: give the shape kv_cache_memory_bytes and {self.spec.axis}, "
+                f"pool='scaled' needs a reference rung: give the shape kv_cache_memory_bytes and {self.name}, "
                 f"as booted; the shape is {self.base.describe() or 'empty'}"
             )
         return value

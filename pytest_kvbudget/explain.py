@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
+import msgspec
+
 from pytest_kvbudget.config import ConfigError, load_patterns
 from pytest_kvbudget.explain_text import Boots, page
 from pytest_kvbudget.ledger.model import BootLedger, Evidence
@@ -169,11 +171,13 @@ def _is_over(ledger: BootLedger, silence: int) -> bool:
 
 def exit_status(ledger: BootLedger) -> int:
     """0 where the log shows that the engine served, 1 where a failure was found, 2 where it does not say."""
+    if ledger.family == "unknown":
+        return UNSAID
     if ledger.outcome in {"failed", "refused", "died_after_boot"} or ledger.failure_class == "request_starved":
         return FAILED
     if ledger.outcome == "recovered":
         return BOOTED if any(seen.phase is Phase.READY for seen in ledger.milestones) else FAILED
-    if ledger.cause is not None and ledger.family != "unknown":
+    if ledger.cause is not None:
         return FAILED
     served = ledger.outcome == "booted" and ledger.phase in {Phase.READY, Phase.REQUEST}
     return BOOTED if served else UNSAID
@@ -181,6 +185,10 @@ def exit_status(ledger: BootLedger) -> int:
 
 def as_object(ledger: BootLedger, boots: Sequence[BootLedger], number: int, source: Source) -> dict[str, object]:
     """The JSON object of ``explain --json``: plain values, and for each where it came from."""
+    known = ledger.family != "unknown"
+    if not known:
+        # what a line of another program names is no failure of an engine
+        ledger = msgspec.structs.replace(ledger, outcome="unknown", phase=Phase.UNKNOWN, cause=None)
     cause = ledger.cause
     return {
         "engine": ledger.family,
@@ -188,7 +196,7 @@ def as_object(ledger: BootLedger, boots: Sequence[BootLedger], number: int, sour
         "outcome": ledger.outcome,
         "phase": str(ledger.phase),
         "failure_class": ledger.failure_class,
-        "sentence": None if cause is None else cause.sentence,
+        "sentence": (None if known else NOT_OURS) if cause is None else cause.sentence,
         "rank": None if cause is None else cause.rank,
         "facts": {name: value.value for name, value in ledger.facts.items()},
         "ranks": {

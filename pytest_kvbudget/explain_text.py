@@ -21,6 +21,9 @@ MOST_RANKS: Final = 4
 _TITLES: Final[dict[str, str]] = {
     "total_bytes": "device total",
     "free_bytes": "free",
+    "used_after_load_bytes": "in use",
+    "free_after_load_bytes": "free",
+    "hbm_total_used_bytes": "HBM in use",
     "requested_bytes": "requested share",
     "gpu_memory_utilization": "utilization",
     "weights_bytes": "weights",
@@ -112,6 +115,8 @@ def headline(ledger: BootLedger, place: Place) -> str:
         ranks = {rank for by_rank in ledger.ranks.values() for rank in by_rank}
         who = f" [{cause.rank}]" if cause.rank in ranks and len(ranks) > 1 else ""
         return f"{begin}{who}: {cause.sentence}{where}"
+    if ledger.get("compile_only"):
+        return "COMPILED: the engine was only to compile, and did; it loaded and served nothing"
     if ledger.outcome == "booted" and ledger.phase in {Phase.READY, Phase.REQUEST}:
         return f"BOOTED: {_capacity(ledger)}"
     if ledger.outcome == "booted":
@@ -152,13 +157,14 @@ def _memory(ledger: BootLedger, place: Place) -> Iterator[str]:
         (name for name in ledger.facts if name not in _TITLES), key=lambda name: ledger.facts[name].evidence.line
     )
     yield "Where the memory went (only what the log states; per rank where ranks differ)"
-    width = max(len(_title(name)) for name in names)
+    titles = {name: _title(name) + _when(ledger.facts[name]) for name in names}
+    width = max(len(title) for title in titles.values())
     for name in names:
         value = ledger.facts[name]
         ranks = ledger.ranks.get(name, {})
         texts = {rank: value_text(each) for rank, each in sorted(ranks.items())}
         source = "" if value.provenance is Provenance.MEASURED else f", {value.provenance}"
-        yield f"  {_title(name):{width}}  {value_text(value):>14}  {place(value.evidence.line)}{source}"
+        yield f"  {titles[name]:{width}}  {value_text(value):>14}  {place(value.evidence.line)}{source}"
         if len(set(texts.values())) > 1:
             shown = [f"{rank} {text}" for rank, text in list(texts.items())[:MOST_RANKS]]
             more = f", and {len(texts) - MOST_RANKS} more" if len(texts) > MOST_RANKS else ""
@@ -169,6 +175,11 @@ def _memory(ledger: BootLedger, place: Place) -> Iterator[str]:
     single = [_title(name) for name, state in ledger.states.items() if state == "rank 0 only"]
     if single:
         yield f"  printed by one rank only: {', '.join(single)}"
+
+
+def _when(value: Value) -> str:
+    """What a Neuron core says once, after the weights, is no state at a later failure."""
+    return " after the weights" if value.evidence.text.startswith("Neuron HBM: ") else ""
 
 
 def _findings(ledger: BootLedger) -> Iterator[str]:

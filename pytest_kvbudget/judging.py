@@ -9,7 +9,7 @@ import msgspec
 
 from pytest_kvbudget.device.gates import GateResult, worst
 from pytest_kvbudget.engine.kernel import KernelKill
-from pytest_kvbudget.engine.soak import SoakResult
+from pytest_kvbudget.engine.soak import PARTS, STEP_BYTES, SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.engine.watch import Outcome
 from pytest_kvbudget.ledger.classes import verdict_of
@@ -22,6 +22,9 @@ from pytest_kvbudget.verdict import Phase, Verdict
 
 KILLED: Final = frozenset(("host_oom_killed", "engine_killed", "engine_vanished", "unexplained"))
 """Failure classes of an engine that is gone without having said why."""
+
+_SEVERITY: Final = (Verdict.PASS, Verdict.MARGINAL, Verdict.UNKNOWN, Verdict.ERROR, Verdict.FAIL)
+"""Of the checks of one engine, the mildest first."""
 
 Judgement = tuple[Verdict, Cause | None, str]
 """Verdict, cause (``None`` where nothing failed), and the verdict in one sentence."""
@@ -90,29 +93,88 @@ def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, rea
     return Verdict.FAIL, cause, f"{cause.failure_class}: {cause.sentence}"
 
 
-def judge_soak(result: SoakResult, max_growth_per_hour: int | None) -> Judgement | None:
+def with_client_evidence(judged: Judgement, result: SurvivalResult) -> Judgement:
+    """A death under a survival check, with what its client saw: the other side of what the log says."""
+    verdict, cause, said = judged
+    bad = result.first_bad
+    if cause is None or bad is None:
+        return judged
+    text = f"client: the {bad.kind} of {bad.prompt_tokens:,} prompt and {bad.max_tokens:,} answer tokens: {bad.message}"
+    return verdict, msgspec.structs.replace(cause, evidence=(*cause.evidence, Evidence(0, text))), said
+
+
+def judge_soak(result: SoakResult, max_growth_per_hour: int | None, *, sample_s: float | None) -> Judgement | None:
     """The verdict of a soak whose engine lives; ``None`` where it is content.
 
-    Growth counts only with 95 % certainty; a soak that is too short to tell is UNKNOWN, never PASS.
+    Growth counts only with 95 % certainty, and only beyond the step in which engines take memory; a soak that is too
+    short to tell is INCONCLUSIVE: UNKNOWN, never PASS.
+
+    Args:
+        result: the soak.
+        max_growth_per_hour: bytes that were allowed; ``None`` asks for nothing.
+        sample_s: time from one sample of the memory to the next; ``None`` where nothing is sampled.
     """
     if result.failed:
         said = f"{result.failed:,} of {result.sent:,} requests failed: {result.message}"
         return reason(Verdict.UNKNOWN, Phase.REQUEST, "request_failed", said)
-    if max_growth_per_hour is None:
-        return None
+    if not result.sent:
+        said = f"no request was answered in {result.seconds:.1f} s"
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "request_failed", said)
+    return None if max_growth_per_hour is None else _judge_growth(result, max_growth_per_hour, sample_s)
+
+
+def _judge_growth(result: SoakResult, max_growth_per_hour: int, sample_s: float | None) -> Judgement | None:
     limit = f"at most {format_size(max_growth_per_hour)} per hour was asked for"
     seen = [trend for trend in result.trends if trend is not None]
     worst_trend = max(seen, key=lambda trend: trend.most, default=None)
     if worst_trend is None or len(seen) < len(result.trends):
-        said = f"{limit}, and the memory of a rank was not seen throughout the {result.seconds:.0f} s"
-        return reason(Verdict.UNKNOWN, Phase.REQUEST, "memory_unseen", said)
-    growth = f"{format_size(worst_trend.bytes_per_hour)} ± {format_size(worst_trend.plus_minus)} per hour"
+        return _growth_unseen(result, limit, sample_s)
+    plus_minus = worst_trend.plus_minus + result.resolution
+    growth = f"{format_size(worst_trend.bytes_per_hour)} ± {format_size(plus_minus)} per hour"
     said = f"rank {worst_trend.rank} grew by {growth} in {result.seconds:.0f} s; {limit}"
-    if worst_trend.least > max_growth_per_hour:
+    if worst_trend.bytes_per_hour - plus_minus > max_growth_per_hour:
         return reason(Verdict.FAIL, Phase.REQUEST, "memory_grows", said)
-    if worst_trend.most > max_growth_per_hour:
-        return reason(Verdict.UNKNOWN, Phase.REQUEST, "soak_too_short", f"{said}: too short or too noisy to tell")
+    if worst_trend.bytes_per_hour + plus_minus > max_growth_per_hour:
+        least_s = STEP_BYTES * 3600 / max_growth_per_hour if max_growth_per_hour > 0 else None
+        longer = "" if least_s is None else f"; even memory that stays level takes {least_s / 60:.1f} minutes to tell"
+        said = f"INCONCLUSIVE: {said}: too short or too noisy to tell{longer}"
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "soak_too_short", said)
     return None
+
+
+def _growth_unseen(result: SoakResult, limit: str, sample_s: float | None) -> Judgement:
+    """Growth that nobody could see: the soak was over too soon, or the device does not show it."""
+    least_s = None if sample_s is None else 2 * PARTS * sample_s
+    if least_s is not None and result.seconds < least_s:
+        said = (
+            f"INCONCLUSIVE: {limit}, and {result.seconds:.1f} s are too short to see growth: {PARTS} parts of two "
+            f"samples each take {least_s:g} s"
+        )
+        return reason(Verdict.UNKNOWN, Phase.REQUEST, "soak_too_short", said)
+    said = f"INCONCLUSIVE: {limit}, and the memory of a rank was not seen throughout the {result.seconds:.0f} s"
+    return reason(Verdict.UNKNOWN, Phase.REQUEST, "memory_unseen", said)
+
+
+def soak_passed(result: SoakResult) -> Judgement:
+    """A content soak in words."""
+    return Verdict.PASS, None, f"soaked for {result.seconds:.1f} s, {result.sent:,} requests answered"
+
+
+def together(checks: Sequence[Judgement]) -> Judgement:
+    """Several checks of one engine as one verdict: the worst one's, and what each of them said.
+
+    A check without verdict is worse than a margin that was missed: the whole is known only as well as its parts.
+
+    Raises:
+        ValueError: no checks.
+    """
+    if not checks:
+        raise ValueError("no checks to put together")
+    ordered = sorted(checks, key=lambda judged: -_SEVERITY.index(judged[0]))
+    verdict, cause, said = ordered[0]
+    rest = {text: found for found, _, text in ordered[1:] if text != said}
+    others = (text if found is verdict else f"{found}: {text}" for text, found in rest.items())
+    return verdict, cause, "; ".join((said, *others))
 
 
 def judge_gates(gates: Sequence[GateResult]) -> Judgement | None:
@@ -145,6 +207,11 @@ def judge_survival(result: SurvivalResult) -> Judgement | None:
     if bad.ended == "timeout":
         return reason(Verdict.UNKNOWN, Phase.REQUEST, "survival_timeout", f"{asked} had no end {got}: {bad.message}")
     return reason(Verdict.UNKNOWN, Phase.REQUEST, "request_failed", f"{asked} failed {got}: {bad.message}")
+
+
+def survival_passed(result: SurvivalResult) -> Judgement:
+    """A survival check that was survived, in words."""
+    return Verdict.PASS, None, f"survived {result.requests[0].generated_tokens:,} tokens of its largest request"
 
 
 def _starved(bad: RequestResult, result: SurvivalResult, asked: str) -> Judgement:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_kvbudget.cancel import Cancellation
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.device.gates import GateResult, MemoryGates, judge_memory
 from pytest_kvbudget.device.model import DeviceMemory, MemoryProbe
@@ -62,14 +63,21 @@ class AttemptMemory:
         """The target has device memory that somebody can read."""
         return self._probe is not None
 
-    def wait_clean(self) -> tuple[DeviceMemory, ...]:
+    @property
+    def period_s(self) -> float | None:
+        """Time from one sample to the next; ``None`` where nothing is sampled."""
+        trace = self.snapshot()
+        return None if trace is None else 1 / trace.rate_hz
+
+    def wait_clean(self, cancellation: Cancellation | None = None) -> tuple[DeviceMemory, ...]:
         """Wait until devices and host are at their idle level.
 
         Raises:
+            CancelledError: the boot was called off.
             TimeoutError: naming each that is not.
             ProbeError: a device cannot be read.
         """
-        return self._clean.wait(self._probe, self._names)
+        return self._clean.wait(self._probe, self._names, cancellation=cancellation)
 
     def read(self) -> tuple[DeviceMemory, ...]:
         """One reading per device; none without a probe.
@@ -155,7 +163,8 @@ class AttemptMemory:
         )
 
     def close(self) -> None:
-        """End what the probe keeps running."""
+        """End what the probe keeps running; the devices are anybody's."""
+        self._clean.vacated(self._names)
         if self._sampler is not None:
             self._sampler.stop()
         if isinstance(self._probe, Choice):

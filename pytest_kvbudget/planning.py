@@ -64,7 +64,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experience:
-    """What this run's boots of one target stated, the last of each kind."""
+    """What this run's boots of one target stated, the last of each kind. Any thread may tell or ask: it only grows."""
 
     def __init__(self) -> None:
         self._learned: list[Learned] = []

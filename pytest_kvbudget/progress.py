@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -22,8 +21,23 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-Progress = Callable[[Snapshot], None]
-"""Called from the thread that boots, about ten times a second at most, and at each change of phase."""
+class Progress(Protocol):
+    """Shows what goes on."""
+
+    def __call__(self, *boots: Snapshot) -> None:
+        """Every boot that runs now, as it stands. About ten times a second at most, and at each change of phase."""
+        ...
+
+
+class Latest:
+    """Keeps what a boot in a thread of its own said last, for the thread that shows it."""
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+
+    def __call__(self, *boots: Snapshot) -> None:
+        """Keep it."""
+        self.snapshot = boots[-1]
 
 
 class Ticker:

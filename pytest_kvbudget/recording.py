@@ -20,6 +20,7 @@ from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.verdict import Verdict
 
 INTERRUPTED: Final = "interrupted: the run ended before this boot had a verdict"
+CALLED_OFF: Final = "interrupted: this boot was called off before it had a verdict"
 
 
 class Recording:

@@ -20,3 +20,8 @@ class BootRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many full windows the KV cache must hold by the engine's own count; ``None`` asks for nothing."""
     pool: Literal["fixed", "scaled"] = "fixed"
     axis: str = "max_model_len"
+    """What the search moves."""
+    knob: bool = False
+    """It is a knob of a headroom sweep: both sides of its window say something."""
+    asked: str = ""
+    """Digest of what the test asks of a boot: marks and body."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from pytest_kvbudget.cancel import Cancellation
 from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.host import read_host
-from pytest_kvbudget.device.model import ProbeError
+from pytest_kvbudget.device.model import DeviceMemory, ProbeError
 from pytest_kvbudget.gate import cautions_for, refusal_for
 from pytest_kvbudget.judging import reason
 from pytest_kvbudget.ledger.classes import verdict_of
@@ -17,12 +19,19 @@ from pytest_kvbudget.recording import Recording
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.verdict import Phase, Verdict
 
+SetLabel = Callable[[Sequence[DeviceMemory]], str | None]
+"""What a device set is called in records, from its readings when idle."""
 
-def devices_clean(recording: Recording, memory: AttemptMemory) -> bool:
-    """Device memory is back at its idle level, or the attempt ends here."""
+
+def devices_clean(recording: Recording, memory: AttemptMemory, cancellation: Cancellation, set_label: SetLabel) -> bool:
+    """Device memory is back at its idle level, or the attempt ends here.
+
+    Raises:
+        CancelledError: the boot was called off.
+    """
     begun = time.monotonic()
     try:
-        readings = memory.wait_clean()
+        readings = memory.wait_clean(cancellation)
     except ProbeError as error:
         recording.note(f"device memory cannot be read: {error}")
         readings = ()
@@ -33,6 +42,7 @@ def devices_clean(recording: Recording, memory: AttemptMemory) -> bool:
     recording.timed(clean_wait_s=time.monotonic() - begun)
     with suppress(ProbeError):
         recording.record.host = read_host()
+    recording.record.device_set = set_label(readings)
     recording.memory("idle", readings)
     return True
 

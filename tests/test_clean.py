@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
+from pytest_kvbudget.cancel import Cancellation, CancelledError
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import Limits
 from pytest_kvbudget.device.host import HostMemory
@@ -37,6 +40,9 @@ class Host:
         self._readings = iter(available_gib)
         self._last = 0
         self.locked_gib = locked_gib
+
+    def show(self, *available_gib: int) -> None:
+        self._readings = iter(available_gib)
 
     def __call__(self) -> HostMemory:
         self._last = next(self._readings, self._last)
@@ -95,6 +101,64 @@ def test_engines_on_other_devices_explain_missing_host_memory() -> None:
         gate.wait(None, ["a"])
     finally:
         lease.close()
+
+
+def test_an_engine_of_ours_on_other_devices_explains_missing_host_memory_until_it_is_gone() -> None:
+    gate = CleanGate(LIMITS, Host(200, 150))
+    gate.wait(None, ["a"])
+    gate.wait(None, ["b"])
+    gate.vacated(["a"])
+    with pytest.raises(TimeoutError, match=r"150\.00 GiB of memory available, expected at least 192"):
+        gate.wait(None, ["b"])
+
+
+def test_what_the_host_shows_beside_an_engine_is_not_its_idle_level() -> None:
+    host = Host(100)
+    gate = CleanGate(LIMITS, host)
+    lease = acquire([(("1",), ("b",))], run="other", purpose="other", timeout_s=1)
+    gate.wait(None, ["a"])
+    lease.close()
+    host.show(200)
+    gate.wait(None, ["a"])
+    host.show(150)
+    with pytest.raises(TimeoutError, match=r"expected at least 192"):
+        gate.wait(None, ["a"])
+
+
+def test_a_lease_of_ours_without_an_engine_takes_no_memory() -> None:
+    lease = acquire([(("1",), ("b",))], run="ours", purpose="the next boot", timeout_s=1)
+    gate = CleanGate(LIMITS, Host(200, 150), leased=lambda: lease.names)
+    gate.wait(None, ["a"])
+    with pytest.raises(TimeoutError, match=r"expected at least 192"):
+        gate.wait(None, ["a"])
+    lease.close()
+
+
+def test_gates_of_many_threads_let_each_other_pass() -> None:
+    # Whoever is first finds the host idle; beside its engine all others find 100 GiB missing.
+    gate = CleanGate(LIMITS, Host(200, 100))
+    start = Barrier(8)
+
+    def boot(name: str) -> int:
+        start.wait()
+        (reading,) = gate.wait(Probe(GIB), [name])
+        return reading.used_bytes
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(boot, "abcdefgh")) == [GIB] * 8
+
+
+def test_a_boot_that_is_called_off_waits_no_longer() -> None:
+    cancellation = Cancellation()
+
+    class Busy(Probe):
+        def read(self) -> tuple[DeviceMemory, ...]:
+            cancellation.ask()
+            return super().read()
+
+    patient = Limits(release_seconds=3600, idle_used=2 * GIB)
+    with pytest.raises(CancelledError):
+        CleanGate(patient).wait(Busy(30 * GIB), ["a"], cancellation=cancellation)
 
 
 def test_an_unreadable_device_is_no_idle_device() -> None:

@@ -86,6 +86,14 @@ def read_numa(root: Path = Path("/sys")) -> tuple[NumaMemory, ...]:
     return tuple(found)
 
 
+def numa_node_of(device: Path) -> int | None:
+    """Node that a PCI device's folder in sysfs says it is attached to; ``None`` where it does not (-1: no NUMA)."""
+    try:
+        return decimal((device / "numa_node").read_text(encoding="ascii", errors="replace").strip())
+    except OSError:
+        return None
+
+
 def read_tree(pid: int, proc: Path = Path("/proc"), below: Iterable[int] | None = None) -> TreeMemory:
     """Read the memory of a process and of everything below it.
 

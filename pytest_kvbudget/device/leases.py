@@ -7,6 +7,7 @@ Never unlocked by name, never by force: a descriptor is closed, and that is all.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -27,6 +28,8 @@ from pytest_kvbudget.device.model import Holder
 FOLDER_VARIABLE: Final = "KVBUDGET_LEASE_DIR"
 _FOLDER: Final = "/tmp/.kvbudget-leases"  # noqa: S108 - one for all users of the machine, whatever their TMPDIR
 _SUFFIX: Final = ".lock"
+_WANTED_SUFFIX: Final = ".wanted"
+"""Of files that who waits for a device holds a shared lock on, so that who holds several can give one up."""
 _POLL_S: Final = 0.05
 _RECORD_BYTES: Final = 1 << 16
 
@@ -137,20 +140,25 @@ def acquire(
     folder = lease_folder()
     begun = time.monotonic()
     told: tuple[Holder, ...] | None = None
-    while True:
-        for devices, names in candidates:
-            locks = _try_all(folder, names)
-            if locks is not None:
-                _write_holders(names, locks, run=run, purpose=purpose)
-                return Lease(devices, names, locks)
-        holders = holders_of([name for _, names in candidates for name in names])
-        if time.monotonic() - begun >= timeout_s:
-            raise LeaseTimeoutError(candidates, holders, timeout_s)
-        if on_wait is not None and holders != told:
-            on_wait(holders)
-            told = holders
-        else:
-            time.sleep(_POLL_S)
+    wish = _Wish(folder, [name for _, names in candidates for name in names])
+    try:
+        while True:
+            for devices, names in candidates:
+                locks = _try_all(folder, names)
+                if locks is not None:
+                    _write_holders(names, locks, run=run, purpose=purpose)
+                    return Lease(devices, names, locks)
+            holders = holders_of(wish.names)
+            if time.monotonic() - begun >= timeout_s:
+                raise LeaseTimeoutError(candidates, holders, timeout_s)
+            wish.show()
+            if on_wait is not None and holders != told:
+                on_wait(holders)
+                told = holders
+            else:
+                time.sleep(_POLL_S)
+    finally:
+        wish.close()
 
 
 def holders_of(names: Sequence[str]) -> tuple[Holder, ...]:
@@ -175,6 +183,50 @@ def holders_of(names: Sequence[str]) -> tuple[Holder, ...]:
         except msgspec.DecodeError:
             continue
     return tuple(found)
+
+
+def wanted(names: Sequence[str]) -> bool:
+    """Whether some process waits for one of these leases at this moment.
+
+    Raises:
+        LeaseError: the lock files cannot be used.
+    """
+    folder = lease_folder()
+    for name in dict.fromkeys(names):
+        file = _open(_lock_path(folder, name, _WANTED_SUFFIX))
+        try:
+            if not lock_descriptor(file.fileno(), blocking=False):
+                return True
+        finally:
+            file.close()
+    return False
+
+
+class _Wish:
+    """What shows that this process waits for any of these leases."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.names = tuple(dict.fromkeys(names))
+        self._folder = folder
+        self._shown: dict[str, OwnedDescriptor] = {}
+
+    def show(self) -> None:
+        """Show it for those where that did not work yet: who looks locks the file for a moment."""
+        for name in self.names:
+            if name in self._shown:
+                continue
+            file = _open(_lock_path(self._folder, name, _WANTED_SUFFIX))
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+            else:
+                self._shown[name] = file
+
+    def close(self) -> None:
+        """It waits no more."""
+        for file in self._shown.values():
+            file.close()
 
 
 def other_holders(own: Sequence[str]) -> tuple[Holder, ...]:
@@ -282,5 +334,5 @@ def _open(path: Path) -> OwnedDescriptor:
     )
 
 
-def _lock_path(folder: Path, name: str) -> Path:
-    return folder / f"{quote(name, safe='')}{_SUFFIX}"
+def _lock_path(folder: Path, name: str, suffix: str = _SUFFIX) -> Path:
+    return folder / f"{quote(name, safe='')}{suffix}"

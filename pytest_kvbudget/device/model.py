@@ -36,6 +36,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Who has how much of it, as far as the source says; empty where it does not."""
     limits: str = ""
     """What the source leaves out or assumes, for people."""
+    numa_node: int | None = None
+    """Node of the host that the device is attached to; ``None`` where the source does not tell."""
 
     @property
     def free_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 
 from pytest_kvbudget.device.amd import UNCHECKED_ORDER, AmdGpu, discrete
 from pytest_kvbudget.device.fields import decimal, read_number
+from pytest_kvbudget.device.host import numa_node_of
 from pytest_kvbudget.device.kfd import kfd_holders
 from pytest_kvbudget.device.model import DeviceHolder, DeviceMemory, ProbeError
 
@@ -60,6 +61,7 @@ class AmdSysfsProbe:
         self._limits = ""
         self._found: Mapping[str, Path] | None = None
         """Looked up once, not at each reading: that would cost ten times the reading."""
+        self._nodes: dict[str, int | None] = {}
 
     @staticmethod
     def available(root: str | Path = "/sys") -> bool:
@@ -89,8 +91,11 @@ class AmdSysfsProbe:
     def _cards(self) -> Mapping[str, Path]:
         if self._found is None:
             cards = amd_cards(self._root)
-            self._found = {device: self._find(device, cards) for device in self._devices}
+            found = {device: self._find(device, cards) for device in self._devices}
+            self._nodes = {device: numa_node_of(card) for device, card in found.items()}
             self._limits = UNCHECKED_ORDER if len(cards) > 1 and not self._addresses else ""
+            self._found = found
+            return found
         return self._found
 
     def _find(self, device: str, cards: Sequence[Path]) -> Path:
@@ -112,4 +117,11 @@ class AmdSysfsProbe:
         total, used = (read_number(f"{card}/mem_info_vram_{kind}") for kind in ("total", "used"))
         if total <= 0 or used > total:
             raise ProbeError(f"{card}: mem_info_vram shows {used} bytes used of {total}; expected part of a total")
-        return DeviceMemory(device=device, total_bytes=total, used_bytes=used, source=SOURCE, limits=self._limits)
+        return DeviceMemory(
+            device=device,
+            total_bytes=total,
+            used_bytes=used,
+            source=SOURCE,
+            limits=self._limits,
+            numa_node=self._nodes[device],
+        )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from pytest_kvbudget.engine.sse import sse_data
+from pytest_kvbudget.engine.sse import OversizeError, sse_data
 
 if TYPE_CHECKING:
     import requests
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 CACHE_CONFIG: Final = "vllm:cache_config_info"
 _CONNECT_S: Final = 5.0
 _EXCERPT_CHARS: Final = 500
+_MOST_BYTES: Final = 64 * 2**20
+"""Of an answer that is taken whole; the largest real one, a window of text with its usage, has a few."""
+_PIECE_BYTES: Final = 1 << 16
+_MODELS_S: Final = 30.0
+"""To list the models: an engine that serves knows them."""
 _DONE: Final = "[DONE]"
 
 _ADVICE: Final = {
@@ -70,7 +76,10 @@ class EngineClient:
     def __init__(
         self, base_url: str, *, timeout_s: float = 600.0, api_key: str | None = None, model: str | None = None
     ) -> None:
-        """Args: ``timeout_s`` is the longest silence within any answer; ``model`` is asked for where not given."""
+        """Args: ``timeout_s`` is for an answer that comes whole, and the longest silence within a stream.
+
+        ``model`` is asked for where not given.
+        """
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -83,9 +92,12 @@ class EngineClient:
         Raises:
             ClientError: it cannot be asked, or serves none.
         """
+        return self._served_model(self.timeout_s)
+
+    def _served_model(self, timeout_s: float) -> str:
         if self._model is None:
-            served = self.models()
-            if not served:
+            served = self.models(timeout_s=min(timeout_s, _MODELS_S))
+            if not served or not isinstance(served[0].get("id"), str):
                 raise ClientError(f"GET {self.base_url}/v1/models", "no model is served", status=200)
             self._model = str(served[0]["id"])
         return self._model
@@ -103,8 +115,8 @@ class EngineClient:
         Raises:
             ClientError: for anything but a good answer.
         """
-        body = self._completion(prompt, max_tokens, options)
-        return self._json("POST", "/v1/completions", body, timeout_s=timeout_s)
+        body = self._completion(prompt, max_tokens, options, timeout_s)
+        return self._answer("/v1/completions", body, timeout_s=timeout_s)
 
     def chat(
         self,
@@ -119,8 +131,13 @@ class EngineClient:
         Raises:
             ClientError: for anything but a good answer.
         """
-        body = {"model": self.model, "messages": list(messages), "max_tokens": max_tokens, **options}
-        return self._json("POST", "/v1/chat/completions", body, timeout_s=timeout_s)
+        body = {
+            "model": self._served_model(timeout_s or self.timeout_s),
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            **options,
+        }
+        return self._answer("/v1/chat/completions", body, timeout_s=timeout_s)
 
     def stream(
         self,
@@ -128,35 +145,40 @@ class EngineClient:
         max_tokens: int,
         *,
         timeout_s: float | None = None,
+        over: Callable[[], bool] = lambda: False,
         **options: Any,  # noqa: ANN401 - whatever JSON the engine takes
     ) -> Generator[Chunk, None, None]:
         """One completion, chunk by chunk. Closing the iterator early ends the request.
+
+        So does ``over``, asked whenever something comes: a stream that never makes a chunk gives nobody a chance to
+        close it.
 
         Raises:
             ClientError: also in the middle, where the engine reports an error, or the stream ends without its end
                 mark: the engine died on it.
         """
-        body = {**self._completion(prompt, max_tokens, options), "stream": True}
+        body = {**self._completion(prompt, max_tokens, options, timeout_s), "stream": True}
         path = "/v1/completions"
         what = f"POST {self.base_url}{path}"
         begun = time.monotonic()
-        with self._request("POST", path, body, timeout_s=timeout_s, stream=True) as response:
+        with self._request("POST", path, body, timeout_s=timeout_s) as response:
             count = 0
-            for text in _events(response):
+            for text in _events(response, what, over):
                 if text == _DONE:
                     return
                 chunk = _chunk(text, begun, what)
                 count += 1
                 yield chunk
-            raise ClientError(what, f"the stream was cut off after {count} events", status=200)
+            if not over():
+                raise ClientError(what, f"the stream was cut off after {count} events", status=200)
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """What ``/v1/models`` lists; vLLM adds ``max_model_len``.
 
         Raises:
             ClientError: for anything but a good answer.
         """
-        found = self._json("GET", "/v1/models").get("data")
+        found = self._json("GET", "/v1/models", timeout_s=timeout_s).get("data")
         return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
     def version(self) -> str:
@@ -167,7 +189,7 @@ class EngineClient:
         """
         return str(self._json("GET", "/version").get("version", ""))
 
-    def metrics(self) -> Mapping[str, tuple[MetricSample, ...]]:
+    def metrics(self, *, timeout_s: float | None = None) -> Mapping[str, tuple[MetricSample, ...]]:
         """Every sample of ``/metrics`` by its name.
 
         Raises:
@@ -175,8 +197,7 @@ class EngineClient:
         """
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only where asked for
 
-        with self._request("GET", "/metrics") as response:
-            text = response.content.decode("utf-8", "replace")
+        text = self._text("GET", "/metrics", timeout_s=timeout_s)
         found: dict[str, tuple[MetricSample, ...]] = {}
         try:
             for family in text_string_to_metric_families(text):
@@ -201,23 +222,54 @@ class EngineClient:
         """Nothing is kept open between calls; for callers that close what they made."""
 
     def _completion(
-        self, prompt: str | Sequence[int], max_tokens: int, options: Mapping[str, Any]
+        self, prompt: str | Sequence[int], max_tokens: int, options: Mapping[str, Any], timeout_s: float | None
     ) -> Mapping[str, Any]:
         given = prompt if isinstance(prompt, str) else list(prompt)
-        return {"model": self.model, "prompt": given, "max_tokens": max_tokens, **options}
+        return {
+            "model": self._served_model(timeout_s or self.timeout_s),
+            "prompt": given,
+            "max_tokens": max_tokens,
+            **options,
+        }
+
+    def _answer(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None) -> dict[str, Any]:
+        """A completion. Engines have answered 200 with an error inside, and proxies with anything."""
+        found = self._json("POST", path, body, timeout_s=timeout_s)
+        what = f"POST {self.base_url}{path}"
+        _raise_error(found, what)
+        if not isinstance(found.get("choices"), list) or not found["choices"]:
+            raise ClientError(what, "the answer has no choices", status=200, body=json.dumps(found))
+        return found
 
     def _json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        with self._request(method, path, body, timeout_s=timeout_s) as response:
-            text = response.content.decode("utf-8", "replace")
+        text = self._text(method, path, body, timeout_s=timeout_s)
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise ClientError(f"{method} {self.base_url}{path}", "the answer is no JSON object", status=200, body=text)
         return found
+
+    def _text(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> str:
+        """A whole answer, however slowly it trickles in, within one deadline."""
+        what = f"{method} {self.base_url}{path}"
+        limit_s = timeout_s or self.timeout_s
+        deadline = time.monotonic() + limit_s
+        taken = bytearray()
+        with self._request(method, path, body, timeout_s=limit_s) as response:
+            for piece in _pieces(response):
+                taken += piece
+                if len(taken) > _MOST_BYTES:
+                    problem = f"the answer is longer than {_MOST_BYTES // 2**20} MiB"
+                    raise ClientError(what, problem, status=200, body=taken[:_EXCERPT_CHARS].decode("utf-8", "replace"))
+                if time.monotonic() > deadline:
+                    raise ClientError(what, f"no whole answer within {limit_s:g} s")
+        return taken.decode("utf-8", "replace")
 
     @contextmanager
     def _request(
@@ -227,14 +279,14 @@ class EngineClient:
         body: Mapping[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
-        stream: bool = False,
     ) -> Iterator[requests.Response]:
-        """An answer of status 200, its body read unless ``stream``.
+        """An answer of status 200, its body not read yet.
 
         Raises:
             ClientError: for any other answer, none, or one that stops on the way.
         """
         import requests  # noqa: PLC0415 - tens of milliseconds, only where an engine is talked to
+        import urllib3  # noqa: PLC0415 - comes with it; what `_pieces` raises
 
         what = f"{method} {self.base_url}{path}"
         timeout = (_CONNECT_S, timeout_s or self.timeout_s)
@@ -242,22 +294,49 @@ class EngineClient:
             with requests.Session() as session:
                 session.trust_env = False
                 with session.request(
-                    method, self.base_url + path, json=body, headers=self._headers, timeout=timeout, stream=stream
+                    method, self.base_url + path, json=body, headers=self._headers, timeout=timeout, stream=True
                 ) as response:
                     if response.status_code != 200:
-                        status, said = response.status_code, response.content.decode("utf-8", "replace")
-                        raise ClientError(what, f"status {status}", status=status, body=said)
+                        status, said = response.status_code, next(_pieces(response), b"")
+                        raise ClientError(what, f"status {status}", status=status, body=said.decode("utf-8", "replace"))
                     yield response
-        except requests.Timeout as error:
+        except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
             raise ClientError(what, f"no answer within {timeout[1]:g} s ({error})") from None
-        except requests.RequestException as error:
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             raise ClientError(what, f"no whole answer ({error})") from None
 
 
-def _events(response: requests.Response) -> Iterator[str]:
-    # A body without chunks has no boundaries to go by: reading more than a byte would wait for the rest.
-    chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
-    return sse_data(response.iter_content(None if chunked else 1))
+def _pieces(response: requests.Response) -> Iterator[bytes]:
+    """The body as it comes in: never waits for more than there is, however large a piece the server announced."""
+    read = getattr(response.raw, "read1", None)
+    if read is None:  # urllib3 before 2.2
+        yield from response.iter_content(1)
+        return
+    while piece := read(_PIECE_BYTES, decode_content=True):
+        yield piece
+
+
+def _events(response: requests.Response, request: str, over: Callable[[], bool]) -> Iterator[str]:
+    try:
+        yield from sse_data(itertools.takewhile(lambda _: not over(), _pieces(response)))
+    except OversizeError as error:
+        raise ClientError(request, str(error), status=200) from None
+
+
+def _raise_error(data: Mapping[str, Any], request: str) -> None:
+    """The error that an engine reports inside of an answer of status 200.
+
+    Raises:
+        ClientError: it does.
+    """
+    error = data.get("error")
+    if error is None and data.get("object") == "error":
+        error = data  # vLLM before 0.10
+    if error is None:
+        return
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) else 500
+    raise ClientError(request, "the engine failed on it", status=status, body=json.dumps(data))
 
 
 def _chunk(text: str, begun: float, request: str) -> Chunk:
@@ -269,14 +348,11 @@ def _chunk(text: str, begun: float, request: str) -> Chunk:
     at = time.monotonic()
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
         raise ClientError(request, "an event of the stream is no JSON object", status=200, body=text)
-    if data.get("error") is not None:
-        error = data["error"]
-        code = error.get("code") if isinstance(error, dict) else None
-        raise ClientError(request, "the engine failed on it", status=code if isinstance(code, int) else 500, body=text)
+    _raise_error(data, request)
     choices = data.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     delta = first.get("delta")

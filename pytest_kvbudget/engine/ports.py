@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,31 @@ def free_port(host: str) -> int:
     with socket.socket(family, kind, protocol) as probe:
         probe.bind(address)
         return int(probe.getsockname()[1])
+
+
+class Ports:
+    """Ports of this process' engines. Several boot at once: none is given one that another may not have bound yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: set[int] = set()
+
+    def take(self, host: str) -> int:
+        """A port as `free_port` finds it, and no other engine of this process was given.
+
+        Raises:
+            OSError: ``host`` is not an address of this machine.
+        """
+        with self._lock:
+            while (port := free_port(host)) in self._given:
+                pass
+            self._given.add(port)
+            return port
+
+    def give_back(self, port: int) -> None:
+        """The engine that was given it is gone."""
+        with self._lock:
+            self._given.discard(port)
 
 
 def owned_by(pids: Iterable[int], host: str, port: int) -> bool:

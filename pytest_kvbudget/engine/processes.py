@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 _WAIT_STEP_S = 0.01
 """Pause between two looks at a process where the kernel gives no pidfd."""
@@ -172,7 +173,14 @@ def wait_until_gone(processes: Mapping[int, int], timeout_s: float) -> dict[int,
 
 
 def pid_space() -> str:
-    """Where process ids and start times mean what they meant: this boot of this machine, this PID namespace."""
+    """Where process ids and start times mean what they meant: this boot of this machine, these namespaces.
+
+    A start time counts from the machine's boot and no step of the wall clock touches it, but a time namespace shifts
+    it (time_namespaces(7)): from inside another one a living keeper would look like one that is gone.
+    """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
-        boot = file.read().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
+        parts = [file.read().strip()]
+    for kind in ("pid", "time"):
+        with suppress(FileNotFoundError):  # Linux before 5.6 has no time namespaces
+            parts.append(os.readlink(f"/proc/self/ns/{kind}"))  # noqa: PTH115
+    return " ".join(parts)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from pytest_kvbudget.engine.processes import alive, title
-from pytest_kvbudget.engine.state import KeeperState, end_survivors, read_state, survivors
+from pytest_kvbudget.engine.state import KeeperState, end_survivors, is_here, read_state, survivors
 
 STATE_FILE: Final = "keeper.json"
 GRACE_S: Final = 5.0
@@ -30,6 +30,8 @@ def reap(archive: Path, *, dry_run: bool, out: TextIO) -> int:
             state = read_state(path)
         except ValueError as error:
             out.write(f"{error}; nothing of it is touched\n")
+            continue
+        if not is_here(state):
             continue
         if state.left and state.root is not None and alive(state.root.pid, state.root.start_ticks):
             out.write(f"left serving on purpose by run {state.run}, not touched; to end it: kill {state.root.pid}\n")

@@ -11,12 +11,16 @@ from typing import Final
 import msgspec
 
 from pytest_kvbudget.engine.client import ClientError, EngineClient
+from pytest_kvbudget.verdict import Verdict
 
 PARTS: Final = 10
 """The soak is cut into so many parts of equal length; the high-water of each is one point of the trend."""
 STUDENT_95: Final = 2.306
 """Two-sided 95 % of Student's t for the 8 degrees of freedom of a line through 10 points."""
 _HOUR_S: Final = 3600.0
+STEP_BYTES: Final = 2 * 2**20
+"""Smallest step by which an engine takes device memory: torch's caching allocator takes segments of 2 MiB at least
+(``kSmallBuffer`` in ``c10/core/AllocatorConfig.h``). A leak that has not filled one yet cannot be seen."""
 _LOOK_S: Final = 0.1
 _TOKEN_IDS: Final = (10, 250)
 
@@ -28,6 +32,7 @@ class SoakSpec(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     concurrency: int = 4
     request_s: float = 600.0
+    """For one request. What is under way when the time is up is waited for so long."""
 
 
 class GrowthTrend(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +64,17 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the first failed request was told."""
     trends: tuple[GrowthTrend | None, ...] = ()
     """One per rank; ``None`` where the memory of a part was not seen."""
+    least_host_free_bytes: int | None = None
+    """Least room in the engine's memory control group meanwhile; ``None`` where it has no limit or cannot be read."""
+    verdict: Verdict | None = None
+    """Of the soak alone, gates on memory included; ``None`` until it is judged."""
+    sentence: str = ""
+    """The verdict in words."""
+
+    @property
+    def resolution(self) -> float:
+        """Bytes per hour below which no growth can be told from none in so short a time."""
+        return STEP_BYTES * _HOUR_S / self.seconds if self.seconds > 0 else float("inf")
 
 
 def trend(rank: int, peaks_bytes: Sequence[int | None], part_s: float) -> GrowthTrend | None:
@@ -85,11 +101,20 @@ class Soak:
     """Sends mixed requests from several threads until enough is done, or the engine dies."""
 
     def __init__(
-        self, client: EngineClient, spec: SoakSpec, *, window: int, alive: Callable[[], bool], seed: int = 0
+        self,
+        client: EngineClient,
+        spec: SoakSpec,
+        *,
+        window: int,
+        alive: Callable[[], bool],
+        host_free: Callable[[], int | None] = lambda: None,
+        seed: int = 0,
     ) -> None:
         if spec.requests is None and spec.seconds is None:
             raise ValueError("a soak needs requests or seconds to end")
         self._client, self._spec, self._window, self._alive = client, spec, window, alive
+        self._host_free = host_free
+        self._least_host_free: int | None = None
         self._seed = seed
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -97,7 +122,10 @@ class Soak:
         self._message = ""
 
     def run(self) -> SoakResult:
-        """Send them; returns without trends, which are for whoever has the memory trace."""
+        """Send them; returns without trends, which are for whoever has the memory trace.
+
+        Ends with the first request that fails: what comes after it could not make a verdict any more.
+        """
         begun = time.monotonic()
         threads = [
             threading.Thread(target=self._worker, args=(number,), name="kvbudget-soak", daemon=True)
@@ -106,14 +134,27 @@ class Soak:
         for thread in threads:
             thread.start()
         limit = self._spec.seconds
-        while any(thread.is_alive() for thread in threads):
-            if not self._alive() or (limit is not None and time.monotonic() - begun >= limit):
+        while running := [thread for thread in threads if thread.is_alive()]:
+            if limit is not None and time.monotonic() - begun >= limit:
+                self._over.set()  # what is under way is still waited for: an engine that went silent answers nothing
+            if not self._alive():
                 self._over.set()
                 break
-            threads[0].join(_LOOK_S)
+            self._look_at_host()
+            running[0].join(_LOOK_S)
         with self._lock:
-            seconds = round(time.monotonic() - begun, 3)
-            return SoakResult(sent=self._sent, failed=self._failed, seconds=seconds, message=self._message)
+            return SoakResult(
+                sent=self._sent,
+                failed=self._failed,
+                seconds=round(time.monotonic() - begun, 3),
+                message=self._message,
+                least_host_free_bytes=self._least_host_free,
+            )
+
+    def _look_at_host(self) -> None:
+        free = self._host_free()
+        if free is not None:
+            self._least_host_free = min(free, free if self._least_host_free is None else self._least_host_free)
 
     def _worker(self, number: int) -> None:
         chance = random.Random(self._seed * 1000 + number)  # noqa: S311 - traffic, not secrets
@@ -147,3 +188,4 @@ class Soak:
             if problem:
                 self._failed += 1
                 self._message = self._message or problem
+                self._over.set()

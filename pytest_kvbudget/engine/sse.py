@@ -7,8 +7,15 @@ the start makes a comment, several ``data`` lines make one event, an empty line 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 _BOM = b"\xef\xbb\xbf"
+MOST_BYTES: Final = 16 * 2**20
+"""Of one event. A token's is a few hundred bytes."""
+
+
+class OversizeError(Exception):
+    """What comes is no stream of events: one of them does not end."""
 
 
 class SseReader:
@@ -19,9 +26,15 @@ class SseReader:
         self._after_cr = False
         self._first = True
         self._data: list[bytes] = []
+        self._bytes = 0
+        """Of the event that is not complete yet."""
 
     def feed(self, piece: bytes) -> list[str]:
-        """Take the next piece; returns the data of every event that it completes."""
+        """Take the next piece; returns the data of every event that it completes.
+
+        Raises:
+            OversizeError: an event is larger than 16 MiB.
+        """
         if not piece:
             return []
         if self._after_cr:
@@ -35,6 +48,8 @@ class SseReader:
                 line = bytes(self._line).rstrip(b"\r\n")
                 self._line.clear()
                 self._take(line, events)
+        if self._bytes + len(self._line) > MOST_BYTES:
+            raise OversizeError(f"an event of the stream has no end within {MOST_BYTES // 2**20} MiB")
         return events
 
     def _take(self, line: bytes, events: list[str]) -> None:
@@ -44,10 +59,12 @@ class SseReader:
             if self._data:
                 events.append(b"\n".join(self._data).decode("utf-8", "replace"))
                 self._data.clear()
+            self._bytes = 0
             return
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
+            self._bytes += len(line)
 
 
 def sse_data(pieces: Iterable[bytes]) -> Iterator[str]:

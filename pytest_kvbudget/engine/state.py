@@ -29,7 +29,7 @@ class KeeperState(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     run: str
     pid_space: str
-    """Boot and PID namespace in which the identities mean anything."""
+    """Boot and namespaces in which the identities mean anything."""
     owner: Identity
     keeper: Identity
     root: Identity | None
@@ -55,13 +55,18 @@ def read_state(path: Path) -> KeeperState:
         raise ValueError(f"{path}: is no state file of a keeper: {error}") from None
 
 
+def is_here(state: KeeperState) -> bool:
+    """The state's process ids and start times mean here what they meant to the keeper."""
+    return state.pid_space == pid_space()
+
+
 def survivors(state: KeeperState) -> dict[int, int]:
     """Processes of an engine that nobody looks after any more: start ticks by process id.
 
     Empty while the keeper lives (it ends them itself, or its owner uses them), for an engine that was handed over,
-    and for a state file from another boot, machine or PID namespace.
+    and for a state file from another boot, machine or namespace.
     """
-    if state.left or state.gone or state.pid_space != pid_space():
+    if state.left or state.gone or not is_here(state):
         return {}
     if alive(state.keeper.pid, state.keeper.start_ticks):
         return {}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
 
-from pytest_kvbudget.engine.client import ClientError, EngineClient
+from pytest_kvbudget.engine.client import Chunk, ClientError, EngineClient
+from pytest_kvbudget.verdict import Verdict
 
 Ended = Literal["done", "held", "died", "starved", "timeout", "refused", "failed"]
 """``done``: answered whole. ``held``: enough tokens came at full allocation. ``died``: the engine is gone. ``starved``:
@@ -22,9 +25,14 @@ DEFAULT_HOLD: Final = 4096
 _LOOK_S: Final = 0.25
 _STARVED_LOOKS: Final = 8
 """Looks in a row at which nothing runs, something waits and no KV block moves, until that is starvation."""
-_SILENCE_S: Final = 600.0
+_METRICS_S: Final = 1.0
+"""For one look at the engine's metrics: a server that never answers must not keep the check from its deadline."""
+_LAST_WORD_S: Final = 1.0
+"""For the client's side of an engine's death to be told what happened."""
+_LATER_S: Final = 60.0
+"""The check's own deadline is what ends a silent request; its connection gives up only after that."""
 _WORDS: Final = ("where", "did", "every", "byte", "of", "this", "card", "go", "now", "and", "why")
-_SAMPLE_WORDS: Final = 64
+_SAMPLE_WORDS: Final = 6 * len(_WORDS)
 _MEASURE_S: Final = 30.0
 """For one token from a healthy engine."""
 _TOKEN_IDS: Final = (10, 250)
@@ -42,7 +50,7 @@ class SurvivalSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefill: bool = True
     """Also send one prompt that fills the window."""
     concurrency: int = 1
-    """Long generations at once."""
+    """Further long generations, so many at once, after one alone and the prefill; 1 for none."""
     timeout_s: float = 1800.0
 
 
@@ -56,15 +64,10 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     first_token_s: float | None = None
     seconds: float = 0.0
+    tokens_per_s: float | None = None
+    """Rate after the first token; ``None`` below two."""
     message: str = ""
     """What the client was told where it did not end well."""
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Rate after the first token."""
-        if self.first_token_s is None or self.seconds <= self.first_token_s or self.generated_tokens < 2:
-            return None
-        return (self.generated_tokens - 1) / (self.seconds - self.first_token_s)
 
     @property
     def survived(self) -> bool:
@@ -82,6 +85,10 @@ class SurvivalResult(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[RequestResult, ...]
     least_host_free_bytes: int | None = None
     """Least room in the engine's memory control group meanwhile; ``None`` where it has no limit or cannot be read."""
+    verdict: Verdict | None = None
+    """Of this check alone, gates on memory included; ``None`` until it is judged."""
+    sentence: str = ""
+    """The verdict in words."""
 
     def after_death(self) -> SurvivalResult:
         """The same, knowing that the engine died: what only broke off on the client's side was that."""
@@ -128,11 +135,12 @@ class SurvivalRun:
         spec = self._spec
         self._measure()
         answer = spec.max_tokens if spec.max_tokens is not None else self._window - spec.prompt_tokens
-        asked: list[list[_Request]] = [
-            [self._request("generation", spec.prompt_tokens, max(1, answer)) for _ in range(spec.concurrency)]
-        ]
+        long = partial(self._request, "generation", spec.prompt_tokens, max(1, answer))
+        asked = [[long()]]
         if spec.prefill:
             asked.append([self._request("prefill", self._window - 1, 1)])
+        if spec.concurrency > 1:
+            asked.append([long() for _ in range(spec.concurrency)])
         results: list[RequestResult] = []
         for batch in asked:
             results += self._together(batch)
@@ -151,10 +159,20 @@ class SurvivalRun:
         prompt: list[int] | str = [self._random.randrange(low, high) for _ in range(prompt_tokens)]
         if self._tokens_per_word is not None:
             prompt = self._words(int(prompt_tokens / self._tokens_per_word))
-        return _Request(self._client, kind, prompt, prompt_tokens, max_tokens, hold=self._spec.hold)
+        return _Request(
+            self._client,
+            kind,
+            prompt,
+            prompt_tokens,
+            max_tokens,
+            hold=self._spec.hold,
+            silence_s=self._spec.timeout_s + _LATER_S,
+        )
 
     def _words(self, count: int) -> str:
-        return " ".join(self._random.choice(_WORDS) for _ in range(max(1, count)))
+        """Every word as often as any other, in an order of its own: prompts differ, their tokens per word do not."""
+        order = self._random.sample(_WORDS, len(_WORDS))
+        return " ".join(itertools.islice(itertools.cycle(order), max(1, count)))
 
     def _measure(self) -> None:
         """Learn how prompts have to be sent: as token ids, or as text, whose tokens the server itself counts."""
@@ -185,6 +203,8 @@ class SurvivalRun:
                 self._end(requests, "timeout", f"no end within {self._spec.timeout_s:g} s")
             elif starvation.look():
                 self._end(requests, "starved", "nothing runs, a request waits, and no KV block moves")
+        for request in requests:
+            request.hear_last_word()
         return [request.result(alive=self._alive) for request in requests]
 
     def _look_at_host(self) -> None:
@@ -209,7 +229,7 @@ class _Starvation:
     def look(self) -> bool:
         """Whether it has gone on long enough."""
         try:
-            metrics = self._client.metrics()
+            metrics = self._client.metrics(timeout_s=_METRICS_S)
         except ClientError:
             return False
         running, waiting, usage = (
@@ -234,14 +254,20 @@ class _Request:
         max_tokens: int,
         *,
         hold: int,
+        silence_s: float,
     ) -> None:
         self._client, self._kind = client, kind
         self._prompt, self._prompt_tokens = prompt, prompt_tokens
-        self._max_tokens, self._hold = max_tokens, hold
+        self._max_tokens, self._hold, self._silence_s = max_tokens, hold, silence_s
+        # A daemon: a server that never answers must not keep pytest from ending.
+        self._thread = threading.Thread(target=self._run, name="kvbudget-survival", daemon=True)
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._ended: Ended | None = None
         self._message = ""
+        self._told = ""
+        """What went wrong on the client's side, whoever ended the request first."""
+        self._finish_reason: object = None
         self._status: int | None = None
         self._generated = 0
         self._first_s: float | None = None
@@ -251,8 +277,7 @@ class _Request:
     def start(self) -> None:
         """Send it."""
         self._begun = time.monotonic()
-        # A daemon: a server that never answers must not keep pytest from ending.
-        threading.Thread(target=self._run, name="kvbudget-survival", daemon=True).start()
+        self._thread.start()
 
     @property
     def running(self) -> bool:
@@ -271,6 +296,11 @@ class _Request:
                 self._seconds = time.monotonic() - self._begun
         self._over.set()
 
+    def hear_last_word(self) -> None:
+        """Give the client's side of a death a moment to notice it: its error is evidence."""
+        if self._ended == "died":
+            self._thread.join(_LAST_WORD_S)
+
     def result(self, *, alive: Callable[[], bool]) -> RequestResult:
         """How it ended. A connection that broke tells nothing by itself: it is whether the engine lives."""
         ended = self._ended or "failed"
@@ -278,36 +308,66 @@ class _Request:
             ended = "refused"
         elif ended == "failed" and not alive():
             ended = "died"
+        told = f"; the client was told: {self._told}" if self._told and self._told != self._message else ""
+        first_s, after_first = self._first_s, self._seconds - (self._first_s or 0.0)
+        rate = (
+            None if first_s is None or self._generated < 2 or after_first <= 0 else (self._generated - 1) / after_first
+        )
         return RequestResult(
             kind=self._kind,
             ended=ended,
             prompt_tokens=self._prompt_tokens,
             max_tokens=self._max_tokens,
             generated_tokens=self._generated,
-            first_token_s=None if self._first_s is None else round(self._first_s, 4),
+            first_token_s=None if first_s is None else round(first_s, 4),
             seconds=round(self._seconds, 4),
-            message=self._message,
+            tokens_per_s=None if rate is None else round(rate, 3),
+            message=f"{self._message}{told}",
         )
 
     def _run(self) -> None:
         try:
             stream = self._client.stream(
-                self._prompt, self._max_tokens, timeout_s=_SILENCE_S, ignore_eos=True, temperature=0
+                self._prompt,
+                self._max_tokens,
+                timeout_s=self._silence_s,
+                over=self._over.is_set,
+                ignore_eos=True,
+                temperature=0,
+                stream_options={"include_usage": True, "continuous_usage_stats": True},
             )
             for chunk in stream:
-                if self._over.is_set():
+                self._take(chunk)
+                if self._generated >= min(self._hold, self._max_tokens):
                     stream.close()
-                    return
-                if not chunk.data.get("choices") or (not chunk.text and chunk.data["choices"][0].get("finish_reason")):
-                    continue  # usage, or an end that brings no token
-                if self._first_s is None:
-                    self._first_s = chunk.since_request_s
-                self._generated += 1
-                if self._generated >= self._hold:
-                    stream.close()
-                    self.end("held", "")
-                    return
-            self.end("done", "")
+                    break
         except ClientError as error:
-            self._status = error.status
+            self._status, self._told = error.status, str(error)
             self.end("failed", str(error))
+        else:
+            self.end(*self._how_it_ended())
+
+    def _take(self, chunk: Chunk) -> None:
+        """Count what came: a chunk is a token, or as many as the engine says where it says so."""
+        choices, usage = chunk.data.get("choices"), chunk.data.get("usage")
+        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+            self._generated = max(self._generated, usage["completion_tokens"])
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            return
+        self._finish_reason = choices[0].get("finish_reason") or self._finish_reason
+        if self._finish_reason is not None and not chunk.text:
+            return  # an end that brings no token
+        if self._first_s is None:
+            self._first_s = chunk.since_request_s
+        if not isinstance(usage, dict):
+            self._generated += 1
+
+    def _how_it_ended(self) -> tuple[Ended, str]:
+        if self._generated >= self._max_tokens or self._finish_reason == "length":
+            return "done", ""
+        if self._generated >= self._hold:
+            return "held", ""
+        return "failed", (
+            f"the answer ended after {self._generated:,} of {self._max_tokens:,} tokens (finish_reason "
+            f"{self._finish_reason!r}), though it was to ignore the end of the text"
+        )

@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_kvbudget.config import Limits
 from pytest_kvbudget.engine.health import Health, probe
+from pytest_kvbudget.engine.kernel import KernelKill, KernelLog
 from pytest_kvbudget.engine.model import EngineProcess
 from pytest_kvbudget.engine.processes import alive, start_ticks, title
 from pytest_kvbudget.ledger.reader import LedgerReader
@@ -79,6 +80,7 @@ class Watch:
         owns_port: Callable[[], bool],
         tick: Callable[[Phase, float, str], None],
         critical: str,
+        kernel: KernelLog,
         scrubber: Scrubber | None = None,
     ) -> None:
         self._process = process
@@ -86,6 +88,8 @@ class Watch:
         self._tail = LogTail(process.log_path, reader, scrubber or Scrubber(()))
         self._host, self._port = host, port
         self._limits = limits
+        self._settle_s = limits.settle_seconds
+        self._kernel = kernel
         self._owns_port = owns_port
         self._tick = tick
         self.launched = time.monotonic()
@@ -129,7 +133,7 @@ class Watch:
             elif event.kind == "critical_exited" and self._core_died_at is None:
                 self._core_died_at, self._core_title = event.at, event.title
         # The server usually leaves a few seconds after its core, and finishes the log meanwhile.
-        settled = self._core_died_at is not None and time.monotonic() - self._core_died_at > self._limits.settle_seconds
+        settled = self._core_died_at is not None and time.monotonic() > self._core_died_at + self._settle_s
         if self.dead is None and self._core_died_at is not None and settled:
             self.dead = Outcome(kind="dead", at=self._core_died_at, message=f"lost {self._core_title} and then stayed")
         return self.dead
@@ -140,14 +144,17 @@ class Watch:
         return self.look() is None and self._core_lives()
 
     def until_dead(self) -> Outcome | None:
-        """Wait for an engine that is probably dying, at most ``settle_seconds``; ``None`` when it stays alive."""
-        deadline = time.monotonic() + self._limits.settle_seconds
-        while (dead := self.look()) is None and time.monotonic() < deadline:
+        """Wait for an engine that is probably dying, at most ``settle_seconds``; ``None`` when it stays alive.
+
+        They count from the death of its core, where that is reported only now.
+        """
+        begun = time.monotonic()
+        while self.look() is None and time.monotonic() <= max(begun, self._core_died_at or begun) + self._settle_s:
             if self._core_lives() and probe(self._host, self._port) is Health.READY:
                 break
             select.select([self._process], [], [], TICK_S)
         self._tail.pump(to_end=True)
-        return dead
+        return self.look()
 
     def _core_lives(self) -> bool:
         """No critical process is gone, by the keeper's word or by a look of our own: its word may be on the way."""
@@ -159,6 +166,10 @@ class Watch:
             if ticks is not None and self._critical.search(title(pid)):
                 self._core[pid] = ticks
 
+    def kernel_kills(self) -> tuple[KernelKill, ...]:
+        """Which of the processes that are gone the kernel killed for memory, as far as it can be asked."""
+        return self._kernel.killed_for_memory(self.gone)
+
     def read_to_end(self) -> None:
         """Read whatever is new in the log."""
         self._tail.pump(to_end=True)
@@ -167,6 +178,7 @@ class Watch:
         """Read the rest of the log and close it."""
         self._tail.pump(to_end=True)
         self._tail.close()
+        self._kernel.close()
         self._reader.close()
 
     def _health(self) -> Outcome | None:

@@ -20,7 +20,11 @@ _V0_WORKER: Final = re.compile(r"VllmWorkerProcess|RayWorker")
 DRIVER: Final = "driver"
 """Name of the rank that lives in the first process and prints without a prefix (vLLM V0)."""
 
-_HIDDEN: Final = frozenset({"engine_version", "kv_pinned", "tried_alloc_rounded_bytes", "waiting", "running"})
+_HIDDEN: Final = frozenset(
+    {"engine_version", "kv_pinned", "tried_alloc_rounded_bytes", "waiting", "running", "env_variable"}
+)
+_AFTER_LOAD: Final = {"used_after_load_bytes": "hbm_total_used_bytes", "free_after_load_bytes": "free_bytes"}
+"""What a Neuron core says after the weights, and what it is called where no table tells the state at a failure."""
 
 _LOOKED_FOR: Final = (
     "weights_bytes",
@@ -86,6 +90,10 @@ def _merged(state: BootState, root: Seen | None) -> dict[str, dict[Process, Valu
         for name, value in _of(state, seen).items():
             if name not in stated and name not in state.facts:
                 values.setdefault(name, {}).setdefault(seen.process, value)
+    if "hbm_total_used_bytes" not in values:
+        for after_load, name in _AFTER_LOAD.items():
+            if name not in values and after_load in values:
+                values[name] = values.pop(after_load)
     if "tried_alloc_rounded_bytes" in values:
         values.setdefault("tried_alloc_bytes", values["tried_alloc_rounded_bytes"])
     _sharpen(state, values.get("tried_alloc_bytes", {}))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pytest_kvbudget.ledger import columns
 from pytest_kvbudget.ledger.facts import FactStore, Process, source_of
 from pytest_kvbudget.ledger.grammar import FAMILIES, order_of
-from pytest_kvbudget.ledger.grammar.common import FRAME, FRAMES, WAITING_FRAMES, WEAK_FRAMES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Failure, Row, Tier
+from pytest_kvbudget.ledger.matching import Found, find_rows
 from pytest_kvbudget.ledger.model import Evidence, Milestone, Value
 from pytest_kvbudget.ledger.notation import Reading
+from pytest_kvbudget.ledger.outlived import NOBODY, is_final, outlived, reopened, replica_of
 from pytest_kvbudget.ledger.prefix import Text
 from pytest_kvbudget.ledger.scan import Kind
 from pytest_kvbudget.ledger.seen import Seen
-from pytest_kvbudget.ledger.wrapped import Wrapped, loose_names
+from pytest_kvbudget.ledger.tables import Tables
+from pytest_kvbudget.ledger.traces import EXCEPTION, Traces, read_trace
+from pytest_kvbudget.ledger.wrapped import Wrapped
 from pytest_kvbudget.verdict import Phase, Provenance
 
 LONGEST_EVIDENCE: Final = 600
@@ -24,46 +26,21 @@ LONGEST_TEXT: Final = 16 * 1024
 """Characters of a line that are matched, half from each end; engines print lines of a few thousand."""
 PLACE: Final = "place"
 """A reading of this name says which of several like things a line is about: its figures are ranks'."""
-TABLE_LINES: Final = 40
-"""Lines after an allocation failure that may still be its table."""
 MOST_REPEATED: Final = 4096
 """Lines that are known by their look."""
 MOST_FAILURES: Final = 256
 """Failure lines kept, one per wording and process; of more than that, those that the engine outlived are forgotten."""
 
-_EXCEPTION = re.compile(
-    r"^(?:\[?\w*\]?:? ?)(?:[a-z_][\w]*\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s(?P<message>.*))?$"
-)
-_FINAL: Final = frozenset(
-    {"startup_free", "kv_budget_nonpositive", "kv_check_short", "min_kv_budget", "plan_refused", "parallelism_refused"}
-)
-"""Classes of checks that raise."""
 _VLLM_PROCESS: Final = re.compile(r"(?:VllmWorker|Worker_(?:TP|PP|DP|EP)|EngineCore|APIServer|DPSupervisor)")
-_CONSEQUENCES: Final = frozenset(
-    {
-        "EngineDeadError",
-        "CancelledError",
-        "SystemExit",
-        "GeneratorExit",
-        "KeyboardInterrupt",
-        "BrokenPipeError",
-        "ConnectionResetError",
-        "EOFError",
-        "MQEngineDeadError",
-        "AsyncEngineDeadError",
-    }
+_HARMLESS: Final = re.compile(
+    r"""
+      [\[\x20]*(?:DEBUG|INFO|WARNING)                                    # vLLM, uvicorn
+    | \S+\s\S+\s-\s(?:DEBUG|INFO|WARNING)\s-                             # vLLM Neuron
+    | \{.*"(?:level(?:name)?|severity|lvl)":\s*"(?:debug|DEBUG|info|INFO|warn|WARN|warning|WARNING)"
+    """,
+    re.VERBOSE,
 )
-_CONSEQUENCE_TEXTS: Final = (
-    "Engine core initialization failed",
-    "WorkerProc initialization failed",
-    "Engine process failed to start",
-    "please check the stack trace above",
-    "See stack trace",
-)
-
-
-_HARMLESS: Final = ("DEBUG", "INFO", "WARNING")
-"""Levels of records that report no failure of the boot."""
+"""Headers of records at levels that report no failure of the boot."""
 
 
 class BootState:
@@ -89,12 +66,16 @@ class BootState:
         self.planned = False
         self.starved: list[Evidence] = []
         self._current: dict[Process, Phase] = {}
-        self._frames: dict[Process, tuple[Phase, bool] | None] = {}
+        self._traces = Traces()
         self._wrapped: list[Wrapped] = []
         self._marked: set[int] = set()
-        self._table: tuple[int, Process] | None = None
-        self._heads: list[Evidence] = []
-        self._cells = 0
+        self._tables = Tables()
+        self._reached = 0
+        """The line of the last milestone before it served."""
+        self._shared: dict[str | None, Phase] = {}
+        """Per replica, how far all of its ranks are by what the engine or its first rank said."""
+        self._probed = 0
+        """The line of the last probe of its health that it answered."""
         self.quiet = False
         """The last line stated no figure, reported no failure and was no event."""
         self.repeated: set[tuple[bytes, bytes]] = set()
@@ -131,6 +112,12 @@ class BootState:
         )
 
     @property
+    def _alone(self) -> bool:
+        """No line names a rank."""
+        shards = self.facts.values.get("tensor_parallel_size", {}).values()
+        return self.workers <= {NOBODY} and all(value.value == 1 for value in shards)
+
+    @property
     def settled(self) -> bool:
         """It serves, and one more line that says so says nothing new."""
         return self.served is not None and self.requests and self.calm
@@ -162,9 +149,12 @@ class BootState:
             self._continue(line, text, process)
         before = len(self.milestones)
         self.quiet = not self._wrapped
-        matched = sum(self._match(compiled, line, text, process, partial=partial) for compiled in kind.rows)
+        matched = partial
+        for found in find_rows(text.text, kind.rows, partial=partial):
+            if self._match(found, line, text, process, partial=partial):
+                matched = True
         if kind.trace:
-            self._traceback(line, text.text, process, matched=matched > 0 or partial)
+            self._traceback(line, text.text, process, matched=matched)
         return self.milestones[before:]
 
     def _process(self, text: Text) -> Process:
@@ -178,35 +168,24 @@ class BootState:
             return known if text.pid in self.names else name, text.pid
         return name, None
 
-    def _match(self, compiled: CompiledRow, line: int, text: Text, process: Process, *, partial: bool) -> bool:
-        row = compiled.row
-        if row.follows and not self._in_table(line, process):
-            return False
-        if compiled.needle not in text.text:
-            return False
+    def _match(self, found: Found, line: int, text: Text, process: Process, *, partial: bool) -> bool:
+        row = found.row.row
+        if row.follows or row.event == "cells":
+            # its rows name no process; whoever failed prints it
+            owner = self._tables.owner(line, process)
+            if owner is None and row.follows:
+                return False
+            process = owner or process
         if row.failure is not None and row.failure.tier is Tier.ROOT and _talks(text):
             return False
-        match = compiled.main.regex.search(text.text)
         evidence = Evidence(line, text.text.strip()[:LONGEST_EVIDENCE])
-        if match is None:
-            if row.wraps and not partial and compiled.needle in text.text:
-                self._wrap(compiled, evidence, process, text)
+        if not found.whole:
+            self._wrap(found.row, evidence, process, text)
             return False
-        end = len(text.text) - 1 if partial else None
-        readings = compiled.main.readings(match, end)
-        loose = loose_names(compiled.main, match)
-        complete = True
-        for part in compiled.parts:
-            found = part.regex.search(text.text)
-            complete &= found is not None
-            if found is not None:
-                loose |= loose_names(part, found)
-                for name, reading in part.readings(found, end).items():
-                    readings.setdefault(name, reading)
-        seen = self._accept(compiled, readings, evidence, process)
-        wanted = row.wraps and not partial and (loose or not complete)
+        seen = self._accept(found.row, dict(found.readings), evidence, process)
+        wanted = row.wraps and not partial and (found.loose or not found.complete)
         if wanted and (seen is not None or row.failure is None):
-            self._wrap(compiled, evidence, process, text, loose=loose, seen=seen, found=True)
+            self._wrap(found.row, evidence, process, text, loose=set(found.loose), seen=seen, found=True)
         return True
 
     def _accept(
@@ -269,14 +248,11 @@ class BootState:
 
     def _tabulate(self, row: Row, evidence: Evidence, process: Process) -> None:
         if row.event == "table":
-            self._table = (evidence.line, process)
+            self._tables.begin(evidence.line, process)
         elif row.event == "head":
-            if self._heads and (self._heads[-1].line == evidence.line or self._heads[-1].line < self._cells):
-                self._heads = [] if self._heads[-1].line < self._cells else self._heads[:-1]
-            self._heads = [*self._heads, evidence][-columns.MOST_HEADS :]
+            self._tables.head(evidence)
         else:
-            self._cells = evidence.line
-            for name, reading in columns.readings([head.text for head in self._heads], evidence.text).items():
+            for name, reading in self._tables.cells(evidence).items():
                 self.facts.add(name, process, self.value(name, reading, evidence, row.provenance))
 
     def _alive(self, row: Row, readings: dict[str, Reading], evidence: Evidence) -> None:
@@ -285,7 +261,11 @@ class BootState:
             self.phases.setdefault(Phase.READY, evidence)
             self.now = Phase.READY
             for seen in self.failures:
-                seen.survived = True
+                # of ranks in files of their own, a request's failure may be read before the start of the server;
+                # where a check has failed and nothing else was done since, it is somebody else's server
+                another = self._reached > seen.evidence.line
+                outlives = seen.phase is not Phase.REQUEST and (another or not is_final(seen))
+                seen.survived = seen.survived or outlives
         if row.event == "served":
             return
         waiting, running = readings.get("waiting"), readings.get("running")
@@ -299,23 +279,29 @@ class BootState:
         else:
             self.requests = self.requests or "POST" in evidence.text
             self.ran = self.ran or "POST" in evidence.text
-            if "GET" in evidence.text:
-                return
-        if not self.dead:
-            for seen in self.failures:
-                seen.survived = True
+        if self.dead:
+            return
+        since, probe = evidence.line, "GET" in evidence.text
+        if probe:
+            # one answer may come while the engine dies
+            since, self._probed = self._probed, evidence.line
+        for seen in self.failures:
+            seen.survived = seen.survived or seen.evidence.line < since
 
     def _milestone(self, row: Row, evidence: Evidence, process: Process) -> None:
         assert row.phase is not None, "only rows with a phase are milestones"
         order = order_of(self.family)
         for seen in self.failures:
-            bare = seen.process == (None, None) and seen.failure.tier is not Tier.ROOT
-            # a process cannot go on after these: the line is a late one
-            final = seen.failure.failure_class in _FINAL and process[1] is not None
-            if (bare or seen.process == process) and not final and order[row.phase] > order[seen.phase] > 0:
+            if outlived(seen, row, process, order, alone=self._alone):
                 seen.survived = True
         self.phases.setdefault(row.phase, evidence)
         after = row.then or row.phase
+        if row.phase is not Phase.READY:
+            self._reached = evidence.line
+        if row.scope in {"engine", "rank0"}:
+            replica = replica_of(process[0])
+            if order[after] >= order[self._shared.get(replica, Phase.UNKNOWN)]:
+                self._shared[replica] = after
         mine = self._current.get(process, Phase.UNKNOWN)
         if order[after] >= order[mine]:
             self._current[process] = after
@@ -331,17 +317,22 @@ class BootState:
         ended = self.stopping is not None or failure.phase is Phase.ARGUMENT
         if self.served is not None and ended:
             return None
-        frame = self._frames.get(process)
-        phase = failure.phase or (frame[0] if frame is not None else self._current.get(process, self.now))
+        if failure.tier is Tier.WRAPPER or (failure.tier is Tier.DEATH and row is not None):
+            reopened(self.failures, evidence.line, served=self.served is not None)
+        framed = self._traces.phase(process)
+        mine = self._phase_of(process)
+        if row is not None and (failure.tier >= Tier.DEATH or failure.failure_class == "host_oom_killed"):
+            mine = self.now  # it reports what happened to another process
+        phase = failure.phase or framed or mine
         if failure.failure_class.startswith("hbm"):
-            self._table = (evidence.line, process)
+            self._tables.begin(evidence.line, process)
         seen = Seen(
             failure=failure,
             row=row,
             evidence=evidence,
             process=process,
             phase=phase,
-            framed=frame is not None,
+            framed=framed is not None,
             served=self.served is not None,
             readings=readings,
         )
@@ -358,11 +349,14 @@ class BootState:
             return seen
         return None
 
-    def _in_table(self, line: int, process: Process) -> bool:
-        if self._table is None:
-            return False
-        begun, owner = self._table
-        return line - begun <= TABLE_LINES and (process in (owner, (None, None)))
+    def _phase_of(self, process: Process) -> Phase:
+        """Where a process is: at its own last milestone, or where all ranks are by what the engine or rank 0 said."""
+        own = self._current.get(process)
+        if own is None:
+            return self.now
+        replica = replica_of(process[0])
+        shared = (phase for other, phase in self._shared.items() if replica is None or other in {None, replica})
+        return max((own, *shared), key=order_of(self.family).__getitem__)
 
     def _wrap(
         self,
@@ -396,7 +390,7 @@ class BootState:
                 still.append(wrapped)
                 continue
             another = text.record and text.header != wrapped.header
-            if another or _EXCEPTION.match(text.text) or text.text.startswith(("Traceback", "  File")):
+            if another or EXCEPTION.match(text.text) or text.text.startswith(("Traceback", "  File")):
                 continue
             number = wrapped.join(text.text)
             if wrapped.found:
@@ -430,39 +424,23 @@ class BootState:
                 self.facts.add(name, wrapped.process, self.value(name, reading, evidence, wrapped.row.row.provenance))
 
     def _traceback(self, line: int, text: str, process: Process, *, matched: bool) -> None:
-        stripped = text.lstrip()
-        if stripped.startswith("Traceback (most recent call last)"):
-            self._frames[process] = None
-            return
-        frame = FRAME.match(text)
-        if frame is not None:
-            self._frame(frame["function"], text, process)
-            return
-        exception = _EXCEPTION.match(stripped)
-        if exception is None:
-            return
-        name, message = exception["name"], exception["message"] or ""
-        passed_on = name in _CONSEQUENCES or any(part in message for part in _CONSEQUENCE_TEXTS)
-        if not matched and not passed_on and process in self._frames:
-            failure = Failure(failure_class="engine_exception", tier=Tier.DEATH)
-            self._fail(failure, None, Evidence(line, stripped[:LONGEST_EVIDENCE]), process, {})
-        self._frames.pop(process, None)
-
-    def _frame(self, function: str, text: str, process: Process) -> None:
-        if "/vllm/" in text:
-            self.families.setdefault("vllm", 0)
-        phase = FRAMES.get(function)
-        if function in WAITING_FRAMES:
-            order = order_of(self.family)
-            phase = max(self.now, Phase.WORKER_INIT, key=order.__getitem__)
-        if phase is None:
-            self._frames.setdefault(process, None)
-            return
-        known = self._frames.get(process)
-        if known is None or known[1]:
-            self._frames[process] = (phase, function in WEAK_FRAMES)
+        said = read_trace(text)
+        if said.begins:
+            self._traces.begin(process)
+        elif said.frame:
+            if said.of_vllm:
+                self.families.setdefault("vllm", 0)
+            phase = said.phase
+            if said.waits:
+                phase = max(self.now, Phase.WORKER_INIT, key=order_of(self.family).__getitem__)
+            self._traces.frame(process, phase, weak=said.weak)
+        elif said.raises:
+            if not matched and not said.passed_on and process in self._traces:
+                failure = Failure(failure_class="engine_exception", tier=Tier.DEATH)
+                self._fail(failure, None, Evidence(line, text.lstrip()[:LONGEST_EVIDENCE]), process, {})
+            self._traces.end(process)
 
 
 def _talks(text: Text) -> bool:
     """A record of a level at which nothing has failed: what it names is a hint, a setting or somebody's prompt."""
-    return text.record and text.header.lstrip("[ ").startswith(_HARMLESS)
+    return text.record and _HARMLESS.match(text.header) is not None

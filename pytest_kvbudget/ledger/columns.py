@@ -27,6 +27,8 @@ FACTS: Final[dict[str, str]] = {
 }
 """Column heads, in lower case, and the facts that they print; other columns are passed over."""
 
+TOTAL: Final = "TOTAL"
+"""Head of the first column after the label."""
 MOST_HEADS: Final = 3
 """Lines that one head may have."""
 
@@ -35,7 +37,7 @@ _SIZE = re.compile(r"-?[0-9]+(?:\.[0-9]+)?\s?(?:[KMGT]i?B|B)")
 
 def readings(heads: Sequence[str], row: str) -> dict[str, Reading]:
     """The sizes of a row, by fact; ``n/a`` and empty cells are not there, ``0.000B`` is a stated zero."""
-    above = [[cell.strip() for cell in head.split("|")] for head in heads]
+    above = _aligned([[cell.strip() for cell in head.split("|")] for head in heads])
     found = {}
     for position, cell in enumerate(row.split("|")):
         words = [cells[position] for cells in above if position < len(cells) and cells[position]]
@@ -43,3 +45,9 @@ def readings(heads: Sequence[str], row: str) -> dict[str, Reading]:
         if fact is not None and _SIZE.fullmatch(cell.strip()):
             found[fact] = read(cell.strip(), "size")
     return found
+
+
+def _aligned(heads: list[list[str]]) -> list[list[str]]:
+    """The cells of the heads with the total right after the label, as in the rows, whatever borders the heads have."""
+    borders = next((cells.index(TOTAL) - 1 for cells in heads if TOTAL in cells), 0)
+    return [cells[max(borders, 0) :] for cells in heads]

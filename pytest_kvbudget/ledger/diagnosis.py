@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -9,10 +10,12 @@ from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.classes import Proof, proof_of
 from pytest_kvbudget.ledger.grammar import order_of
 from pytest_kvbudget.ledger.grammar.model import Tier
-from pytest_kvbudget.ledger.levers import levers_for, with_limits
-from pytest_kvbudget.ledger.model import Cause, Evidence, Outcome
+from pytest_kvbudget.ledger.grammar.neuron import COMPILED
+from pytest_kvbudget.ledger.levers import argument_of, levers_for, with_argument, with_limits
+from pytest_kvbudget.ledger.misread import blamed_variable, misread
+from pytest_kvbudget.ledger.model import Cause, Evidence, Lever, Outcome
 from pytest_kvbudget.ledger.seen import Seen
-from pytest_kvbudget.ledger.sentences import Figures, limits_of, sentence_for
+from pytest_kvbudget.ledger.sentences import Figures, limits_of, quote, sentence_for
 from pytest_kvbudget.verdict import Phase
 
 NEAR_FULL: Final = 0.87
@@ -38,6 +41,12 @@ _OOM_CLASSES: Final[dict[Phase, tuple[str, Phase]]] = {
     Phase.SHUTDOWN: ("request_oom", Phase.REQUEST),
     Phase.UNKNOWN: ("request_oom", Phase.UNKNOWN),
 }
+_BEHIND_SERVER: Final = re.compile(r"EngineCore|Worker|VllmWorker|RayWorker|(?:DP|TP|PP|EP)\d")
+"""Processes that are not started before the arguments are accepted."""
+_ALLOCATIONS: Final = frozenset(
+    {"oom", "request_oom", "hbm_oom", "hbm_load_oom", "ggml_oom", "ggml_vulkan_oom", "kv_alloc_oom", "profile_oom"}
+)
+"""Failures after which an engine may have tried again with less."""
 _EXPLAINS_GGML: Final = frozenset({"kv_alloc_oom", "profile_oom", "weights_oom", "single_alloc_limit"})
 
 
@@ -58,6 +67,8 @@ class _Resolved(NamedTuple):
 def diagnose(state: BootState) -> Diagnosis:
     """Outcome, phase and cause of a boot, from the lines read so far."""
     root = _root(state)
+    if _compiled(state, root):
+        return Diagnosis(None, "booted", Phase.COMPILE, None)
     if root is None:
         return _without_root(state)
     resolved = _resolve(state, root)
@@ -85,6 +96,14 @@ def _root(state: BootState) -> Seen | None:
     return min(
         named or soft or hard, key=lambda seen: (seen.failure.tier, seen.evidence.line, seen.failure.phase is None)
     )
+
+
+def _compiled(state: BootState, root: Seen | None) -> bool:
+    """Whether it was only to compile and did so: it ends by an exception, and what follows are consequences."""
+    done = next((seen for seen in state.failures if seen.failure.failure_class == COMPILED), None)
+    if done is None or root is None:
+        return False
+    return root is done or (root.failure.tier is not Tier.ROOT and root.evidence.line > done.evidence.line)
 
 
 def _without_root(state: BootState) -> Diagnosis:
@@ -116,7 +135,7 @@ def _without_root(state: BootState) -> Diagnosis:
 
 
 def _allocation(seen: Seen) -> bool:
-    return seen.failure.failure_class in {"oom", "request_oom", "hbm_oom"}
+    return seen.failure.failure_class in _ALLOCATIONS
 
 
 def _starved(state: BootState) -> bool:
@@ -147,9 +166,19 @@ def _resolve(state: BootState, seen: Seen) -> _Resolved:
         return write(state, seen)
     if seen.served and seen.failure.phase is None:
         phase = Phase.REQUEST
-    if name in {"port_in_use", "engine_exception", "install_broken"} and phase is Phase.UNKNOWN:
+    if name in {"port_in_use", "install_broken"} and phase is Phase.UNKNOWN:
         phase = Phase.ARGUMENT
     return _Resolved(name, phase)
+
+
+def _resolve_exception(state: BootState, seen: Seen) -> _Resolved:
+    """A setting that is no number is found where it is first used, deep in the engine."""
+    if misread(state, seen):
+        return _Resolved("argument_rejected", Phase.KV_CHECK if seen.phase is Phase.PROFILE else seen.phase)
+    phase = Phase.REQUEST if seen.served else seen.phase
+    if phase in {Phase.UNKNOWN, Phase.ARGUMENT}:
+        phase = Phase.WORKER_INIT if _BEHIND_SERVER.match(seen.process[0] or "") else Phase.ARGUMENT
+    return _Resolved("engine_exception", phase)
 
 
 def _resolve_desync(state: BootState, seen: Seen) -> _Resolved:
@@ -228,6 +257,7 @@ def _resolve_ggml(state: BootState, seen: Seen) -> _Resolved:
 
 
 _RESOLVE: Final[dict[str, Callable[[BootState, Seen], _Resolved]]] = {
+    "engine_exception": _resolve_exception,
     "oom": _resolve_oom,
     "startup_free": _resolve_startup,
     "hbm_oom": _resolve_hbm,
@@ -257,15 +287,31 @@ def _cause(state: BootState, root: Seen, failure_class: str, phase: Phase) -> Ca
         near = seen.failure.tier <= root.failure.tier + 1 and seen.failure.tier is not Tier.WRAPPER
         if near and not seen.survived and seen.row is not None and seen.process == root.process and len(lines) < 5:
             lines.setdefault(seen.evidence.line, seen.evidence)
+    levers = _levers(state, failure_class, phase)
+    sentence = sentence_for(failure_class, figures, root.evidence.text)
+    if failure_class == "argument_rejected":
+        name, number = blamed_variable(state, root) or argument_of(root.evidence.text), misread(state, root)
+        levers = with_argument(levers, name, number=number)
+        if number and name is not None:
+            sentence = f"{name} is not a number that the engine can use: {quote(root.evidence.text)}"
     return Cause(
         phase=phase,
         failure_class=failure_class,
-        sentence=sentence_for(failure_class, figures, root.evidence.text),
+        sentence=sentence,
         evidence=tuple(lines.values()),
-        levers=with_limits(
-            levers_for(failure_class, state.family, phase, pinned=state.pinned), limits_of(failure_class, figures)
-        ),
+        levers=with_limits(levers, limits_of(failure_class, figures)),
         rank=root.process[0],
+    )
+
+
+def _levers(state: BootState, failure_class: str, phase: Phase) -> tuple[Lever, ...]:
+    return levers_for(
+        failure_class,
+        state.family,
+        phase,
+        pinned=state.pinned,
+        reserved="reserved_headroom_bytes" in state.facts,
+        fitted=any(seen.row is not None and "auto_fit" in seen.row.flags for seen in state.failures),
     )
 
 
@@ -276,5 +322,5 @@ def _plain_cause(state: BootState, failure_class: str, phase: Phase, evidence: t
         failure_class=failure_class,
         sentence=sentence_for(failure_class, Figures(state, None), text),
         evidence=evidence,
-        levers=levers_for(failure_class, state.family, phase, pinned=state.pinned),
+        levers=_levers(state, failure_class, phase),
     )

@@ -18,7 +18,7 @@ _LEAST: Final = _names(
     """
     kv_tokens max_concurrency available_kv_bytes kv_suggest_fit_bytes kv_suggest_full_bytes free_bytes
     kv_in_use_bytes current_free_bytes effective_kv_bytes margin_left_bytes available_after_weights_bytes
-    estimated_max_model_len state_blocks gpu_blocks cpu_blocks total_bytes requested_bytes
+    estimated_max_model_len state_blocks gpu_blocks cpu_blocks total_bytes requested_bytes free_after_load_bytes
     """
 )
 _LAST: Final = _names(
@@ -50,7 +50,7 @@ DERIVED: Final = _names(
     """
 )
 """What the engine worked out and did not see."""
-_PEAK: Final = frozenset({"kv_usage_pct", "hbm_total_used_bytes"})
+_PEAK: Final = frozenset({"kv_usage_pct"})
 
 Process = tuple[str | None, int | None]
 """Who printed a line: name and process id, each ``None`` where the line does not say."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -19,10 +20,20 @@ _UTIL_UP = _lever("gpu_memory_utilization", "raise", "helps", "a larger share of
 _LEN_DOWN = _lever("max_model_len", "lower", "helps", "one request then needs less KV cache")
 _LEN_USELESS = _lever("max_model_len", "lower", "useless", "the pool takes what is left, whatever the window is")
 
+_HEADROOM_DOWN: Final = _lever(
+    "VLLM_NEURON_RESERVED_HEADROOM_GIB", "lower", "helps", "the headroom is taken from the same share"
+)
+_HEADROOM_UP: Final = _lever(
+    "VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "harms", "leaves still less for the KV cache"
+)
+_CAP_UP: Final = _lever(
+    "VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "raise", "helps", "where the cap is less than what the weights leave"
+)
+
 _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     "argument_rejected": (
         _lever("argument", "none", "helps", "correct or drop what the message names, or use an image that knows it"),
-        _lever("gpu_memory_utilization", "lower", "useless", "no memory was touched"),
+        _lever("gpu_memory_utilization", "lower", "useless", "no memory limit was hit"),
     ),
     "command_not_found": (
         _lever("command", "none", "helps", "name the engine's executable, or activate its environment"),
@@ -113,9 +124,10 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     ),
     "min_kv_budget": (
         _UTIL_UP,
-        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "lower", "helps", "the headroom is taken from the same share"),
+        _HEADROOM_DOWN,
+        _CAP_UP,
         _lever("tensor_parallel_size", "raise", "helps", "less weight per core"),
-        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "harms", "leaves still less for the KV cache"),
+        _HEADROOM_UP,
         _LEN_USELESS,
     ),
     "max_num_seqs_exceeds_state": (
@@ -154,6 +166,11 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
         _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "programs need room beside the KV cache"),
         _lever("VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "lower", "helps", "the same in default mode"),
         _lever("gpu_memory_utilization", "raise", "harms", "a larger KV cache leaves less for programs"),
+    ),
+    "compile_cache_miss": (
+        _lever("compile cache", "none", "helps", "compile this very shape first, or share the cache that has it"),
+        _lever("VLLM_NEURON_DISABLE_WARMUP_COMPILE", "lower", "helps", "0 compiles what is missing"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "every KV shape is a program of its own"),
     ),
     "lnc_mismatch": (
         _lever("NEURON_LOGICAL_NC_CONFIG", "none", "helps", "must be what the program was compiled with"),
@@ -252,12 +269,30 @@ _LLAMA: Final[dict[str, tuple[Lever, ...]]] = _LLAMA_POOL | {
     )
 }
 
-_NEURON_REQUEST: Final = (
-    _lever("max_num_seqs", "lower", "helps", "state and scratchpad scale with the batch"),
-    _lever("gpu_memory_utilization", "lower", "helps", "a smaller KV cache leaves room"),
-    _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "room beside the KV cache"),
-    _lever("gpu_memory_utilization", "raise", "harms", "leaves still less beside the KV cache"),
-)
+_NEURON: Final[dict[str, tuple[Lever, ...]]] = {
+    "kv_check_short": (
+        _LEN_DOWN,
+        _HEADROOM_DOWN,
+        _CAP_UP,
+        _UTIL_UP,
+        _lever("tensor_parallel_size", "raise", "helps", "less weight and less KV cache per core"),
+        _HEADROOM_UP,
+        _lever("max_num_seqs", "lower", "useless", "the check is about one request"),
+    ),
+    "kv_budget_nonpositive": (
+        _UTIL_UP,
+        _HEADROOM_DOWN,
+        _lever("tensor_parallel_size", "raise", "helps", "less weight per core"),
+        _HEADROOM_UP,
+        _LEN_USELESS,
+    ),
+    "request_oom": (
+        _lever("max_num_seqs", "lower", "helps", "state and scratchpad scale with the batch"),
+        _lever("gpu_memory_utilization", "lower", "helps", "a smaller KV cache leaves room"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "room beside the KV cache"),
+        _lever("gpu_memory_utilization", "raise", "harms", "leaves still less beside the KV cache"),
+    ),
+}
 
 _NEURON_WEIGHTS: Final = (
     _lever("tensor_parallel_size", "raise", "helps", "each core then holds less of the model"),
@@ -265,6 +300,26 @@ _NEURON_WEIGHTS: Final = (
     _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no KV cache exists yet"),
     _lever("scratchpad and DMA rings", "lower", "useless", "weights fill the memory"),
 )
+
+
+_BLAMED: Final = re.compile(
+    r"\b((?:VLLM|NEURON)_[A-Z0-9_]{3,})\b|error: (?:argument |unrecognized arguments: )(--?[\w-]+)"
+)
+
+
+def argument_of(text: str) -> str | None:
+    """The variable or flag that a message names first."""
+    match = _BLAMED.search(text)
+    return match[1] or match[2] if match is not None else None
+
+
+def with_argument(levers: tuple[Lever, ...], name: str | None, *, number: bool) -> tuple[Lever, ...]:
+    """The levers with what is to be corrected by its own name in front; ``number``: it was no finite number."""
+    if name is None:
+        return levers
+    value = "a finite number" if number else "a value that the message allows, or use an image that knows it"
+    own = _lever(name, "none", "helps", f"give it {value}, or leave it out")
+    return (own, *(lever for lever in levers if lever.name != "argument"))
 
 
 def with_limits(levers: tuple[Lever, ...], limits: dict[tuple[str, str], str]) -> tuple[Lever, ...]:
@@ -283,7 +338,15 @@ _POOL_CLASSES: Final = frozenset(
 """Classes in which the utilization matters because it sizes the pool."""
 
 
-def levers_for(failure_class: str, family: str, phase: Phase, *, pinned: bool = False) -> tuple[Lever, ...]:
+def levers_for(
+    failure_class: str,
+    family: str,
+    phase: Phase,
+    *,
+    pinned: bool = False,
+    reserved: bool = False,
+    fitted: bool = False,
+) -> tuple[Lever, ...]:
     """What moves this cause on this engine, the best first, then what does not and what makes it worse.
 
     Args:
@@ -291,8 +354,15 @@ def levers_for(failure_class: str, family: str, phase: Phase, *, pinned: bool = 
         family: engine family, as `BootLedger.family` names it.
         phase: where the boot ended.
         pinned: the KV cache's bytes are pinned: then the utilization sizes nothing.
+        reserved: a Neuron headroom is set: then the engine counts with the whole share, whatever the utilization.
+        fitted: the engine looked for a window that fits, and found none.
     """
     levers = _levers(failure_class, family, phase)
+    if reserved:
+        levers = _useless(levers, "gpu_memory_utilization", "with a headroom set it is taken as 1")
+        levers = _useless(levers, "VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "with a headroom set there is no cap")
+    if fitted:
+        levers = _useless(levers, "max_model_len", "no window fits: the engine tried")
     if not pinned or failure_class not in _POOL_CLASSES:
         return levers
     kept = [lever for lever in levers if lever.name not in {"gpu_memory_utilization", "kv_cache_memory_bytes"}]
@@ -302,14 +372,24 @@ def levers_for(failure_class: str, family: str, phase: Phase, *, pinned: bool = 
     return (pool, *kept, useless)
 
 
+def _useless(levers: tuple[Lever, ...], name: str, why: str) -> tuple[Lever, ...]:
+    """The levers with one that these settings switch off, after those that help."""
+    off = tuple(
+        msgspec.structs.replace(lever, effect="useless", why=why)
+        for lever in levers
+        if lever.name == name and lever.effect != "useless"
+    )
+    kept = [lever for lever in levers if lever.name != name or lever.effect == "useless"]
+    first = next((place for place, lever in enumerate(kept) if lever.effect != "helps"), len(kept))
+    return (*kept[:first], *off, *kept[first:])
+
+
 def _levers(failure_class: str, family: str, phase: Phase) -> tuple[Lever, ...]:
-    special = {"sglang": _SGLANG, "llama.cpp": _LLAMA}.get(family, {}).get(failure_class)
+    special = {"sglang": _SGLANG, "llama.cpp": _LLAMA, "neuron": _NEURON}.get(family, {}).get(failure_class)
     if special is not None:
         return special
     if family == "torch" and failure_class == "request_oom":
         return _TORCH
-    if family == "neuron" and failure_class == "request_oom":
-        return _NEURON_REQUEST
     if failure_class == "runtime_hbm_oom" and phase in {Phase.WEIGHTS_LOAD, Phase.UNKNOWN}:
         return _NEURON_WEIGHTS if phase is Phase.WEIGHTS_LOAD else _LEVERS[failure_class]
     return _LEVERS.get(failure_class, ())

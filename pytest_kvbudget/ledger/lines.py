@@ -22,6 +22,17 @@ def capped(piece: bytes) -> bytes:
     return piece if len(piece) <= LONGEST_PIECE else piece[:HEAD_BYTES] + piece[-TAIL_BYTES:]
 
 
+def after_first_end(data: bytes) -> int:
+    """Where the second piece of ``data`` begins; its length where no piece ends."""
+    match = _END.search(data)
+    return match.end() if match is not None else len(data)
+
+
+def after_last_end(data: bytes, start: int, stop: int) -> int:
+    r"""Behind the last end of a piece in a part of ``data``, a ``\n`` before any ``\r``; ``0`` where none ends."""
+    return data.rfind(b"\n", start, stop) + 1 or data.rfind(b"\r", start, stop) + 1
+
+
 class LineSplitter:
     r"""Cuts a stream into pieces that end in ``\n`` or ``\r``; memory does not grow with the length of a line.
 
@@ -35,6 +46,11 @@ class LineSplitter:
         self._head = bytearray()
         self._tail = bytearray()
         self._any = False
+
+    @property
+    def begun(self) -> bool:
+        """A piece is begun: the next bytes belong to it."""
+        return bool(self._head)
 
     @property
     def lines(self) -> int:
@@ -55,9 +71,10 @@ class LineSplitter:
             self._keep(data[start:])
             self._any = True
 
-    def skip(self, lines: int) -> None:
-        """Count whole lines that were read elsewhere; only where no line is begun."""
+    def skip(self, lines: int, *, within: bool) -> None:
+        r"""Count lines that were read elsewhere, where no piece is begun; ``within``: they ended in a ``\r``."""
         self.line += lines
+        self._any = within
 
     def rest(self) -> tuple[int, bytes] | None:
         """Take the piece that no end has come for, ``None`` when the stream stopped at an end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 LONGEST_JSON: Final = 128 * 1024
@@ -30,6 +31,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 _OUTER = re.compile(
     r"""
       \s*[A-Za-z0-9][\w.-]*\s*\|\x20{1,2}                                    # compose: "svc-1  | "
+    | \ufeff | (?:>\x20?)+                                                  # byte order mark; quoted in a thread
     | \[?pod/[^\s\]]+\]?\s                                                   # kubectl logs --prefix
     | \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s+     # RFC 3339: kubernetes, journald short-iso
       (?:std(?:out|err)\s[FP]\s)?(?:\S+\s[\w@.:-]+\[\d+\]:\s)?
@@ -38,11 +40,16 @@ _OUTER = re.compile(
     re.VERBOSE,
 )
 _PROCESS = re.compile(
-    r"\s?\((?P<name>[A-Za-z][\w.:-]*(?:\srank=\d+)?)\s+pid=(?P<pid>\d+)(?:,\s*ip=(?P<ip>[\w.:]+))?\)[\x20\t]?"
+    r"\s?\((?P<name>[A-Za-z][\w.:-]*(?:\srank=\d+|\s[A-Z]+\d+(?:_[A-Z]+\d+)*)?)\s+pid=(?P<pid>\d+)(?:,\s*ip=(?P<ip>[\w.:]+))?\)[\x20\t]?"
 )
-_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:\s?")
+_ANY_OUTER = re.compile(
+    r"(?![({])[^(]{1,120}(?=\((?:Worker|VllmWorker|RayWorker|EngineCore|APIServer|DPSupervisor|PleOffload)[^()]{0,60}\spid=\d)"
+)
+"""Whatever else a log shipper puts in front of a process of vLLM."""
+_RANK = re.compile(r"\s{0,8}\[rank(?P<rank>\d+)\]:\s?")
 _RECORD = re.compile(
     r"""
+    \s{0,8}(?:                                                                                     # pasted, indented
       (?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?:\d\d-\d\d\s\d\d:\d\d:\d\d(?:[.,]\d+)?\s+)?       # vLLM
       (?:\[?[\w./-]+\.(?:py|cpp|cc|cu)(?::\d+)?\]\x20?)?
     | (?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?:[\w.]+:)?\s*                                        # uvicorn, logging
@@ -51,11 +58,39 @@ _RECORD = re.compile(
     | \[\d{4}-\d\d-\d\d\s\d\d:\d\d:\d\d(?P<sgl>(?:\s(?:DP|TP|PP|EP)\d+)*)\]\s                      # SGLang
     | \[?[IWEF]\d{4}\s\d\d:\d\d:\d\d\.\d+\s(?:\d+\s)?[\w./-]+:\d+\]\s                              # glog: torch
     | \d+\.\d\d\.\d{3}\.\d{3}\s[DIWE]\s                                                            # llama.cpp
+    )
     """,
     re.VERBOSE,
 )
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _MESSAGE_KEYS: Final = ("message", "msg", "log", "MESSAGE", "event", "text")
+_LEVEL_KEYS: Final = frozenset({"level", "levelname", "severity", "lvl"})
+
+
+_ZEROED: Final = bytes.maketrans(b"123456789", b"000000000")
+LONGEST_KNOWN: Final = 1024
+"""Bytes of a piece whose layout is remembered."""
+MOST_KNOWN: Final = 4096
+"""Layouts that are remembered."""
+
+Span = tuple[int, int]
+
+
+class _Layout(NamedTuple):
+    """Where the parts of a line stand; the same for all lines that differ in digits only."""
+
+    inner: int
+    """Where the engine's own line begins, behind what log shippers put in front."""
+    start: int
+    """Where the message begins."""
+    process: Span | None
+    ip: Span | None
+    pid: Span | None
+    rank: Span | None
+    header: Span | None
+    record_pid: Span | None
+    group: Span | None
+    """SGLang's name of a rank."""
 
 
 def strip_ansi(text: str) -> str:
@@ -65,69 +100,102 @@ def strip_ansi(text: str) -> str:
 
 def clean(piece: bytes) -> Iterator[Text]:
     """Yield what a piece says: one text, or several where a JSON record carries several lines."""
-    yield from _texts(strip_ansi(piece.decode("utf-8", "replace")), None, None, 0)
+    text = strip_ansi(piece.decode("utf-8", "replace"))
+    layout = _known_layout(piece.translate(_ZEROED)) if len(piece) <= LONGEST_KNOWN else _layout(text)
+    return _texts(text, layout, None, None)
 
 
-def _texts(text: str, process: str | None, pid: int | None, depth: int, header: str = "") -> Iterator[Text]:
-    text, depth = _without_outer(text), depth + 1
-    if text.startswith("{") and depth < 4 and len(text) <= LONGEST_JSON:
-        inner = _from_json(text)
+def _texts(
+    text: str, layout: _Layout, process: str | None, pid: int | None, *, depth: int = 0, header: str = ""
+) -> Iterator[Text]:
+    depth += 1
+    if text.startswith("{", layout.inner) and depth < 4 and len(text) - layout.inner <= LONGEST_JSON:
+        record = text[layout.inner :]
+        inner = _from_json(record)
         if inner is not None:
-            message, name, number = inner
+            message, name, number, header = inner
             for line in message.splitlines() or [""]:
-                yield from _texts(strip_ansi(line), name or process, number or pid, depth, text[:MOST_HEADER])
+                shown = strip_ansi(line)
+                yield from _texts(shown, _layout(shown), name or process, number or pid, depth=depth, header=header)
             return
-    yield _peel(text, process, pid, header)
+        cut = record[:MOST_HEADER]
+        header = header or (cut if any(f'"{key}"' in cut for key in _LEVEL_KEYS) else "")
+    yield _peel(text, layout, process, pid, header)
 
 
-def _without_outer(text: str) -> str:
-    if text.startswith("("):
-        return text  # a process of the engine: nothing stands outside
-    for _ in range(3):
-        match = _OUTER.match(text)
-        if match is None:
-            break
-        text = text[match.end() :]
-    return text
+@lru_cache(maxsize=MOST_KNOWN)
+def _known_layout(zeroed: bytes) -> _Layout:
+    return _layout(strip_ansi(zeroed.decode("utf-8", "replace")))
 
 
-def _peel(text: str, process: str | None, pid: int | None, header: str) -> Text:
-    """Take processes, ranks and the logger's own columns off, in whatever order they come."""
+def _layout(text: str) -> _Layout:
+    """Find processes, ranks and the logger's own columns, in whatever order they come."""
+    inner = start = _inner(text)
+    process = ip = pid = rank = header = record_pid = group = None
     while True:
-        match = _PROCESS.match(text)
+        match = _PROCESS.match(text, start)
         if match is not None:
-            process, pid = match["name"], int(match["pid"])
-            if match["ip"]:
-                process = f"{process} ip={match['ip']}"
-            text = text[match.end() :]
-            continue
-        match = _RANK.match(text)
+            process, pid = match.span("name"), match.span("pid")
+            ip = match.span("ip") if match["ip"] else None
+        else:
+            match = _RANK.match(text, start)
+            if match is None:
+                break
+            rank = rank or match.span("rank")
+        start = match.end()
+    match = _RECORD.match(text, start)
+    if match is not None:
+        header, start = match.span(), match.end()
+        record_pid = match.span("pid") if match["pid"] else None
+        group = match.span("sgl") if match["sgl"] else None
+    return _Layout(inner, start, process, ip, pid, rank, header, record_pid, group)
+
+
+def _inner(text: str) -> int:
+    if text.startswith("("):
+        return 0  # a process of the engine: nothing stands outside
+    start = 0
+    for _ in range(3):
+        match = _OUTER.match(text, start)
         if match is None:
             break
-        process = process or f"rank{match['rank']}"
-        text = text[match.end() :]
-    match = _RECORD.match(text)
-    if match is not None:
-        header, text = header or match.group(), text[match.end() :]
-        if match["pid"]:
-            pid = pid or int(match["pid"])
-        if match["sgl"]:
-            process = match["sgl"].strip().replace(" ", "_")
-    if "across cluster]" in text:
-        text = _REPEATED.sub("", text)
-    return Text(text.rstrip(), process, pid, bool(header), header)
+        start = match.end()
+    match = _ANY_OUTER.match(text, start) if text.find(" pid=", start, start + 200) >= 0 else None
+    return start if match is None else match.end()
 
 
-def _from_json(text: str) -> tuple[str, str | None, int | None] | None:
+def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, header: str) -> Text:
+    if layout.process is not None and layout.pid is not None:
+        process, pid = text[slice(*layout.process)], int(text[slice(*layout.pid)])
+        if layout.ip is not None:
+            process = f"{process} ip={text[slice(*layout.ip)]}"
+    elif layout.rank is not None:
+        process = process or f"rank{text[slice(*layout.rank)]}"
+    if layout.header is not None:
+        header = header or text[slice(*layout.header)]
+    if layout.record_pid is not None:
+        pid = pid or int(text[slice(*layout.record_pid)])
+    if layout.group is not None:
+        process = text[slice(*layout.group)].strip().replace(" ", "_")
+    message = text[layout.start :]
+    if "across cluster]" in message:
+        message = _REPEATED.sub("", message)
+    return Text(message.rstrip(), process, pid, bool(header), header)
+
+
+def _from_json(text: str) -> tuple[str, str | None, int | None, str] | None:
+    """Message, process, process id, and header of a logger's record; what only carries lines has no header."""
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict):
         return None
-    message = next((row[key] for key in _MESSAGE_KEYS if isinstance(row.get(key), str)), None)
-    if message is None:
+    key = next((key for key in _MESSAGE_KEYS if isinstance(row.get(key), str)), None)
+    if key is None:
         return None
+    message: str = row.pop(key)
+    header = json.dumps(row)[:MOST_HEADER] if _LEVEL_KEYS & row.keys() else ""
     name, number = row.get("processName"), row.get("process")
     named = name if isinstance(name, str) and name != "MainProcess" else None
-    return message, named, number if isinstance(number, int) and not isinstance(number, bool) else None
+    return message, named, number if isinstance(number, int) and not isinstance(number, bool) else None, header

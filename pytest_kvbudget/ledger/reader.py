@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -12,10 +12,12 @@ from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.cut import Cutter
 from pytest_kvbudget.ledger.grammar import TABLES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Row
-from pytest_kvbudget.ledger.lines import LONGEST_PIECE, LineSplitter, capped
+from pytest_kvbudget.ledger.lines import LONGEST_PIECE, LineSplitter, after_first_end, after_last_end, capped
+from pytest_kvbudget.ledger.matching import concerns
 from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import clean
-from pytest_kvbudget.ledger.scan import USAGE, Kind, Scanner, quotes_somebody, split_pieces
+from pytest_kvbudget.ledger.quiet import Quiet, look
+from pytest_kvbudget.ledger.scan import Kind, Scanner, Survey, split_pieces
 from pytest_kvbudget.verdict import Phase
 
 MOST_BOOTS = 1000
@@ -24,20 +26,13 @@ LONGEST_LAST_LINE = 400
 """Characters kept of the last line."""
 
 
+BLOCK_BYTES: Final = 256 * 1024
+"""Read at once: large enough to be quick, small enough that a line that has to be read does not slow down many."""
+SHORT_BYTES: Final = 4096
+"""Of fewer new bytes every piece is looked at."""
+_NO_END: Final = bytes(byte for byte in range(256) if byte not in b"\r\n")
+
 _CLOCK = re.compile(rb"\b([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])\b")
-_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
-_SPEAKER_WITHIN: Final = 160
-_SPEAKER_BYTES: Final = 48
-_STATISTICS: Final = " reqs, Waiting: "
-_USAGE_BYTES: Final = 8
-_PERCENT = re.compile(rb"([0-9]{1,3}(?:\.[0-9]+)?)%")
-_LOAD_BYTES: Final = 50
-"""From the number of running requests to the usage, and nothing that changes with every line."""
-_RUNNING = re.compile(rb"Running: [0-9]+ reqs, Waiting: [0-9]+ reqs")
-_IDLE = re.compile(rb"Running: 0 reqs, Waiting: [1-9]")
-_LOAD = re.compile(
-    rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |#queue-req: )([0-9]+)(?:.*usage: ([0-9.]+)%)?"
-)
 
 
 def _time_of_day(piece: bytes) -> int | None:
@@ -62,18 +57,12 @@ def scanner_of(patterns: Sequence[Row] = ()) -> Scanner:
     return Scanner((*_standard_rows(), *(CompiledRow(row, None) for row in patterns)))
 
 
-def _look(piece: bytes) -> tuple[bytes, bytes]:
-    """Who says a piece, and the piece as far as it matters which digits it has."""
-    end = piece.find(b")", 0, _SPEAKER_WITHIN)
-    return piece[: end + 1] if end >= 0 else piece[:_SPEAKER_BYTES], piece.translate(_DIGITS)
-
-
 class _Numbers:
     """Line numbers of the pieces of a block; ask in ascending order."""
 
-    def __init__(self, first: int, ends: bytes) -> None:
+    def __init__(self, first: int, block: bytes) -> None:
         self._line = first
-        self._ends = ends
+        self._ends = block.translate(None, _NO_END) if b"\r" in block else b""
         self._counted = 0
 
     def of(self, index: int) -> int:
@@ -107,14 +96,13 @@ class LedgerReader:
         self._splitter = LineSplitter()
         self._cutter = Cutter()
         self._state = self._new_state()
+        self._quiet = Quiet(self._state)
         self._earlier: list[BootLedger] = []
         self.forgotten: int = 0
         """Boots at the beginning of the stream that are not kept: beyond `MOST_BOOTS`, the oldest go."""
         self._starts = [1]
         self._times: list[int | None] = [None]
         self._last_piece = b""
-        self._low: set[bytes] = set()
-        """Usages of the KV cache that are known to be below the peak of this boot."""
         self._closed = False
 
     def feed(self, data: bytes) -> tuple[Milestone, ...]:
@@ -126,14 +114,19 @@ class LedgerReader:
         if self._closed:
             raise ValueError("feed() after close(); expected a reader that is still open")
         found: list[Milestone] = []
-        first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
-        for line, piece in self._splitter.feed(data[:first]):
-            self._piece(line, piece, found)
-        if first < last:
-            self._whole_lines(data[first:last], found)
-        for line, piece in self._splitter.feed(data[last:]):
-            self._piece(line, piece, found)
+        start = after_first_end(data) if self._splitter.begun else 0
+        self._short(data[:start], found)
+        last = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        while last - start >= SHORT_BYTES:
+            end = last if last - start <= BLOCK_BYTES else after_last_end(data, start, start + BLOCK_BYTES) or last
+            self._block(data[start:end], found)
+            start = end
+        self._short(data[start:], found)
         return tuple(found)
+
+    def _short(self, data: bytes, found: list[Milestone]) -> None:
+        for line, piece in self._splitter.feed(data):
+            self._piece(line, piece, found)
 
     def end_line(self) -> None:
         """The source ends here, perhaps within a line: what it says so far counts, a figure at its end does not."""
@@ -184,28 +177,37 @@ class LedgerReader:
             text = said.text.strip() or text
         return text[:LONGEST_LAST_LINE]
 
-    def _whole_lines(self, block: bytes, found: list[Milestone]) -> None:
-        """Read a block that begins with a line and ends with one; most of its lines are not even looked at."""
-        survey = self._scanner.survey(block)
-        quiet = survey.only_alive() and not self._state.waits_for_more
-        if quiet and (not survey.picked or (self._state.settled and self._says_nothing(block, survey.load()))):
-            self._pass_over(block, survey.lines())
-            return
+    def _block(self, block: bytes, found: list[Milestone]) -> None:
+        """Read a block that begins with a piece and ends with one; most of its pieces are not even looked at."""
+        whole = block.replace(b"\r\n", b"\n") if b"\r\n" in block[:SHORT_BYTES] else block
+        survey = self._scanner.survey(whole)
+        waiting, loud = self._state.waits_for_more, self._quiet.loud(survey, whole)
+        if loud or waiting:
+            self._pieces(whole, survey, loud, found)
+        self._splitter.skip(len(survey.keys) if b"\r" not in whole else whole.count(b"\n"), within=block[-1:] == b"\r")
+        self._remember_last(block)
+
+    def _pieces(self, block: bytes, survey: Survey, loud: Mapping[bytes, Kind], found: list[Milestone]) -> None:
         pieces = survey.pieces if survey.pieces is not None else split_pieces(block)
-        numbers = _Numbers(self._splitter.line, survey.ends)
-        waiting, done = self._state.waits_for_more, 0
-        for index, kind in survey.chosen():
-            while waiting and done < index:
-                waiting = self._next(numbers.of(done), pieces[done], None, found)
+        numbers = _Numbers(self._splitter.line, block)
+        picked, quiet = survey.picked, self._quiet
+        waiting, done, count = self._state.waits_for_more, 0, len(pieces)
+        while done < count:
+            while waiting and done < count:
+                piece = pieces[done]
+                waiting = self._next(numbers.of(done), piece, picked.get(survey.keys[done]), found)
                 done += 1
-            done = index + 1
-            piece = pieces[index]
-            if waiting or not ((kind.quotes and quotes_somebody(piece)) or self._known(piece, kind)):
+            for index in survey.indices(loud, done):
+                done = index + 1
+                piece, kind = pieces[index], loud[survey.keys[index]]
+                if (kind.quotes and self._scanner.quotes(piece)) or self._quiet.known(piece, kind):
+                    continue
                 waiting = self._next(numbers.of(index), piece, kind, found)
-        while waiting and done < len(pieces):
-            waiting = self._next(numbers.of(done), pieces[done], None, found)
-            done += 1
-        self._pass_over(block, survey.lines())
+                if waiting or (loud is not picked and not (self._quiet is quiet and quiet.stays())):
+                    loud = picked
+                    break
+            else:
+                break
 
     def _next(self, line: int, piece: bytes, kind: Kind | None, found: list[Milestone]) -> bool:
         """Read a piece of a block; returns whether the next one is needed whatever it is."""
@@ -215,16 +217,7 @@ class LedgerReader:
             self._take(line, piece, kind, found, partial=False)
         return self._state.waits_for_more
 
-    def _known(self, piece: bytes, kind: Kind) -> bool:
-        """Whether a piece says nothing new, told by its look alone."""
-        if self._state.waits_for_more:
-            return False
-        if kind.alive:
-            return self._state.settled and self._says_nothing_new(piece)
-        return kind.repeats and self._state.calm and _look(piece) in self._state.repeated
-
-    def _pass_over(self, block: bytes, lines: int) -> None:
-        self._splitter.skip(lines)
+    def _remember_last(self, block: bytes) -> None:
         end = len(block)
         while end and block[end - 1 : end].isspace():
             end -= 1
@@ -235,38 +228,6 @@ class LedgerReader:
     def _new_state(self) -> BootState:
         return BootState(self._family, simulated=self._simulated)
 
-    def _says_nothing(self, block: bytes, load: frozenset[str]) -> bool:
-        """`_says_nothing_new` for every line of a block at once."""
-        if self._state.starved or load - {_STATISTICS}:
-            return False
-        if not load:
-            return True
-        said = block.split(USAGE)
-        before = {text[-_LOAD_BYTES:] for text in said[:-1]}
-        after = {text[:_USAGE_BYTES] for text in said[1:]}
-        if any(_RUNNING.search(text) is None or _IDLE.search(text) for text in before):
-            return False
-        peak = self._state.peak_usage
-        after -= self._low
-        usages = [_PERCENT.match(text) for text in after]
-        if peak is None or not all(usage is not None and float(usage[1]) <= peak for usage in usages):
-            return False
-        self._low |= after
-        return True
-
-    def _says_nothing_new(self, piece: bytes) -> bool:
-        """Of a line that only says that a settled engine serves: no request waits alone, no new peak of the usage."""
-        match = _LOAD.search(piece)
-        if match is None:
-            return True
-        running, waiting, usage = match.groups()
-        peak = self._state.peak_usage
-        return (
-            not self._state.starved
-            and (waiting == b"0" or running != b"0")
-            and (usage is None or (peak is not None and float(usage) <= peak))
-        )
-
     def _piece(self, line: int, piece: bytes, found: list[Milestone], *, partial: bool = False) -> None:
         if not piece or piece.isspace():
             return
@@ -275,12 +236,14 @@ class LedgerReader:
         if not self._state.waits_for_more:
             if not kind.rows and not kind.trace:
                 return
-            if self._known(piece, kind):
+            if self._quiet.known(piece, kind):
                 return
         self._take(line, piece, kind, found, partial=partial)
 
     def _take(self, line: int, piece: bytes, kind: Kind, found: list[Milestone], *, partial: bool) -> None:
         for text in clean(piece):
+            if not (self._state.waits_for_more or concerns(text.text, kind)):
+                continue
             if self._cutter.begins_boot(self._state, text, kind):
                 self._earlier.append(assemble(self._state, line - self._starts[-1]))
                 self._starts.append(line)
@@ -289,10 +252,10 @@ class LedgerReader:
                     self.forgotten += 1
                     del self._earlier[0], self._starts[0], self._times[0]
                 self._state = self._new_state()
-                self._low.clear()
+                self._quiet = Quiet(self._state)
             if self._times[-1] is None:
                 self._times[-1] = _time_of_day(piece)
             if not self._cutter.retired(text):
                 found += self._state.take(line, text, kind, partial=partial)
                 if kind.repeats and self._state.quiet and not piece.startswith(b"{"):
-                    self._state.repeat(_look(piece))
+                    self._state.repeat(look(piece))

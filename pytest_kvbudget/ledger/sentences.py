@@ -13,6 +13,8 @@ from pytest_kvbudget.ledger.notation import Reading
 from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.units import GIB, format_gib, format_size
 
+TABLED: Final = "hbm_"
+"""Figures that only a table below a failure states begin so."""
 LONGEST_QUOTE: Final = 200
 """Characters quoted from the engine's own message."""
 
@@ -31,17 +33,30 @@ class Figures:
             return None
         return found.value
 
+    def _of_root(self, name: str) -> Reading | None:
+        if self._root is None:
+            return None
+        line = self._root.evidence.line
+        same = (seen.readings for seen in self._state.failures if seen.evidence.line == line)
+        return next((readings[name] for readings in (self._root.readings, *same) if name in readings), None)
+
     def _find(self, name: str) -> Reading | Value | None:
-        if self._root is not None:
-            line = self._root.evidence.line
-            same = (seen.readings for seen in self._state.failures if seen.evidence.line == line)
-            for readings in (self._root.readings, *same):
-                if name in readings:
-                    return readings[name]
+        own = self._of_root(name)
+        if own is not None:
+            return own
         values = list(self._state.facts.values.get(name, {}).values())
         if values:
             return binding(name, values)
         return next((seen.readings[name] for seen in self._state.failures if name in seen.readings), None)
+
+    def own_size(self, name: str) -> str:
+        """A size that the failure itself states, in its line or in the table below it; empty where it states none."""
+        if self._root is None:
+            return ""
+        found: Reading | Value | None = self._of_root(name)
+        if found is None and name.startswith(TABLED):
+            found = self._state.facts.values.get(name, {}).get(self._root.process)
+        return "" if found is None or isinstance(found.value, (str, bool)) else size_text(found.value, found.precision)
 
     def size(self, name: str, otherwise: str = "") -> str:
         """A size for people, in the unit that the engine printed; ``otherwise`` where no line states it."""
@@ -130,8 +145,11 @@ def _oom(where: str) -> Callable[[Figures, str], str]:
         tried = figures.size("tried_alloc_bytes") or figures.size("tried_alloc_rounded_bytes")
         if not tried:
             return f"the device ran out of memory {where}: {quote(text)}"
-        free, total = figures.size("free_bytes"), figures.size("total_bytes")
+        # what other lines say of free memory was said before: it is not the state at the failure
+        free, total, used = (figures.own_size(name) for name in ("free_bytes", "total_bytes", "hbm_total_used_bytes"))
         room = f", {free} of {total} was free" if free and total else f", {free} was free" if free else ""
+        if not room and used:
+            room = f", {used} was in use"
         usage = _held(figures)
         return f"an allocation of {tried}{usage} failed {where}{room}"
 
@@ -139,7 +157,7 @@ def _oom(where: str) -> Callable[[Figures, str], str]:
 
 
 def _held(figures: Figures) -> str:
-    held = figures.size("torch_allocated_bytes")
+    held = figures.own_size("torch_allocated_bytes")
     return f" on top of {held} allocated" if held else ""
 
 

@@ -78,17 +78,23 @@ def begin(spec: MockDevice, key: str, sysfs: str) -> Conditions:
     return Conditions(boot=len(keys), noise_bytes=boot_noise(spec, key, keys.count(key)))
 
 
+def cache_folder(sysfs: str, key: str) -> Path:
+    """Where everything of a compile key is kept."""
+    return Path(sysfs, "mock", "compile_cache", key)
+
+
 class CompileCache:
     """The compile cache of one device tree."""
 
     def __init__(self, sysfs: str) -> None:
-        self._folder = Path(sysfs, "mock", "compile_cache")
+        self._sysfs = sysfs
 
     def has(self, key: str) -> bool:
         """Whether everything of a key is compiled."""
-        return (self._folder / key / DONE).exists()
+        return (cache_folder(self._sysfs, key) / DONE).exists()
 
     def fill(self, key: str) -> None:
         """Everything of a key is compiled now."""
-        (self._folder / key).mkdir(parents=True, exist_ok=True)
-        (self._folder / key / DONE).touch()
+        folder = cache_folder(self._sysfs, key)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / DONE).touch()

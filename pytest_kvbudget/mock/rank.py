@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from pytest_kvbudget.mock.base import WEIGHT_SHARDS, BaseRank, Memory
+from pytest_kvbudget.mock.conditions import cache_folder
 from pytest_kvbudget.mock.failures import Failure, out_of_memory
 from pytest_kvbudget.mock.physics import Physics, decode_sizes
 from pytest_kvbudget.mock.process import Log, gib
@@ -159,6 +160,9 @@ class Rank(BaseRank):
         self._pause("compile")
         if self._first:
             step, taken = self.physics.batched_tokens, time.monotonic() - began
+            if self.physics.spec.keeps_cache:
+                folder = cache_folder(self.physics.environ.get("KVBUDGET_MOCK_SYSFS", ""), self.physics.compile_key())
+                self._log.say("backends.py:1089", f"Using cache directory: {folder} for vLLM's torch.compile")
             if self.physics.spec.keeps_cache and not self.physics.cold:
                 self._log.say(
                     "backends.py:344",

@@ -26,8 +26,11 @@ BOOT_FIXTURE: Final = "_kvbudget_boot"
 """Added to tests that our markers boot whether or not they ask for an engine; defined where it is used."""
 
 MARKERS: Final = {
-    "ladder": "ladder(axis='max_model_len', start, floor, quantum, strategy, pool, windows, confirm, first): "
-    "find the largest value that boots and serves, one boot per rung",
+    "ladder": "ladder(axis='max_model_len', start, floor, quantum, strategy, pool, windows, confirm, first, verify): "
+    "find the largest value that boots and serves, one boot per rung; several on one function climb one after the "
+    "other, the top one first",
+    "headroom_sweep": "headroom_sweep(knob, start, step, fine_step, floor, ceiling, strategy, windows, confirm=1, "
+    "classes): find the least headroom (smallest pool, largest fraction) that passes, moved by the class of failure",
     "boot_gate": "boot_gate(windows=1, min_tokens=None): the engine boots, and by its own count its KV cache holds "
     "that many windows (and tokens)",
     "knife_edge": "knife_edge(prompt_tokens=16, max_tokens=None, min_free=None, max_used=None, max_growth=None, "
@@ -41,7 +44,9 @@ MARKERS: Final = {
 }
 _OURS: Final = frozenset(MARKERS) - {"ladder"}
 """Marks that are ours whatever they look like: no public suite uses these names."""
-BOOTING: Final = ("ladder", "boot_gate", "knife_edge", "kv_soak", "compile_parity")
+SEARCHES: Final = ("ladder", "headroom_sweep")
+"""Marks whose test is many boots and one finding."""
+BOOTING: Final = (*SEARCHES, "boot_gate", "knife_edge", "kv_soak", "compile_parity")
 """Marks that boot an engine, whatever fixtures their test asks for."""
 _session: Final = pytest.StashKey[Any]()
 
@@ -61,7 +66,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--kvbudget-rung",
         metavar="VALUE",
-        help="boot only this rung of each ladder (a size on an axis of bytes); it proves nothing about other rungs",
+        help="boot only this rung of each ladder or sweep (a size on an axis of bytes; of stacked ladders its whole "
+        "label); it proves nothing about other rungs",
+    )
+    add(
+        "--kvbudget-resume",
+        action="store_true",
+        help="take over finished boots of earlier runs in the archive where everything they depend on is the same",
+    )
+    add("--kvbudget-max-boots", metavar="N", help="most boots of each ladder or sweep; it then ends undecided")
+    add(
+        "--kvbudget-until",
+        metavar="HH:MM",
+        help="start no boot that would not be over at this time (local; the next one that comes)",
     )
     add("--kvbudget-leave-serving", action="store_true", help="leave the ladder's winner serving when pytest ends")
     add("--kvbudget-require-hardware", action="store_true", help="refuse to run on a simulated target")

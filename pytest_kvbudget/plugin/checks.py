@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 import pytest
 
-from pytest_kvbudget.climb import LadderSpec, SpecError, check_spec
 from pytest_kvbudget.config import ConfigError, decode
 from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import DEFAULT_HOLD, SurvivalSpec
-from pytest_kvbudget.plugin import BOOTING, MARKERS, SESSION_FIXTURE
+from pytest_kvbudget.plugin import BOOTING, MARKERS, SEARCHES, SESSION_FIXTURE
 from pytest_kvbudget.search.bracket import rung_of
 from pytest_kvbudget.shape import Shape, SizeBytes
+from pytest_kvbudget.specs import LadderSpec, SpecError, SweepSpec, check_spec, check_stack, check_sweep, number_of
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,7 @@ def problems(items: Iterable[pytest.Function]) -> list[str]:
                 f"{name}: is a method of unittest.TestCase, which gets no fixtures; write a function or a plain class"
             ] = None
             continue
-        for check in (
-            _only_once,
-            ladder_of,
-            boot_gate_of,
-            knife_edge_of,
-            soak_of,
-            _parity,
-            shape_changes,
-            _boots_something,
-        ):
+        for check in _CHECKS:
             try:
                 check(item)
             except MarkerError as error:
@@ -108,14 +99,19 @@ def problems(items: Iterable[pytest.Function]) -> list[str]:
 def _only_once(item: pytest.Item) -> None:
     """Of two marks of a name at one place one would be silently ignored; the closer of two places wins.
 
+    Ladders of a function are climbed one after the other, see `ladders_of`.
+
     Raises:
         MarkerError: naming the mark.
     """
     for node in item.listchain():
         names = [mark.name for mark in node.own_markers]
+        stacks = "ladder" if node is item else None
         for name in BOOTING:
-            if names.count(name) > 1:
+            if name != stacks and names.count(name) > 1:
                 raise MarkerError(f"{names.count(name)} marks @pytest.mark.{name}; one test has one, write a test each")
+    if all(item.get_closest_marker(name) is not None for name in SEARCHES):
+        raise MarkerError("@pytest.mark.ladder and @pytest.mark.headroom_sweep on one test; write a test each")
 
 
 def _boots_something(item: pytest.Item) -> None:
@@ -137,19 +133,97 @@ def _boots_something(item: pytest.Item) -> None:
         )
 
 
-def ladder_of(item: pytest.Item) -> LadderSpec | None:
-    """The ladder a test asks for.
+def ladders_of(item: pytest.Item) -> tuple[LadderSpec, ...]:
+    """The ladders a test asks for, in the order in which they are climbed: the top decorator first.
+
+    Only those of the function itself stack; of a class or module there is one, and the closest counts.
 
     Raises:
         MarkerError: for a wrong argument.
     """
-    mark = item.get_closest_marker("ladder")
+    marks = [mark for mark in item.own_markers if mark.name == "ladder"]
+    closest = item.get_closest_marker("ladder")
+    if not marks and closest is not None:
+        marks = [closest]
+    try:
+        # the decorator next to the function is the first of its marks
+        specs = tuple(check_spec(_keywords(mark)) for mark in reversed(marks))
+        check_stack(specs)
+    except SpecError as error:
+        raise MarkerError(f"@pytest.mark.ladder: {error}") from None
+    return specs
+
+
+def sweep_of(item: pytest.Item) -> SweepSpec | None:
+    """The headroom sweep a test asks for.
+
+    Raises:
+        MarkerError: for a wrong argument.
+    """
+    mark = item.get_closest_marker("headroom_sweep")
     if mark is None:
         return None
     try:
-        return check_spec(_keywords(mark))
+        return check_sweep(_keywords(mark))
     except SpecError as error:
-        raise MarkerError(f"@pytest.mark.ladder: {error}") from None
+        raise MarkerError(f"@pytest.mark.headroom_sweep: {error}") from None
+
+
+def specs_of(item: pytest.Item) -> tuple[LadderSpec | SweepSpec, ...]:
+    """What a test searches for, one after the other.
+
+    Raises:
+        MarkerError: for a wrong argument.
+    """
+    sweep = sweep_of(item)
+    return ladders_of(item) if sweep is None else (sweep,)
+
+
+class OneRung(msgspec.Struct, frozen=True, kw_only=True):
+    """The rung that was asked for alone."""
+
+    spec: LadderSpec | SweepSpec
+    value: int
+    """In the whole numbers of its axis or knob."""
+    fixed: dict[str, int | float]
+    """Settings of the other axes of a stack."""
+
+
+def one_rung(specs: Sequence[LadderSpec | SweepSpec], text: str, test: str) -> OneRung:
+    """The rung that ``--kvbudget-rung`` asks for: a value, or for stacked ladders a label as their rows show it.
+
+    Raises:
+        MarkerError: naming test, rungs and what is accepted.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    if "=" not in text and len(specs) > 1:
+        named = ",".join(f"{name}=VALUE" for name in by_name)
+        raise MarkerError(f"--kvbudget-rung {text}: {test} has {len(specs)} ladders; name each axis: {named}")
+    parts = dict(part.split("=", 1) for part in text.split(",")) if "=" in text else {specs[-1].name: text}
+    unknown = next((name for name in parts if name not in by_name), None)
+    if unknown is not None:
+        raise MarkerError(f"--kvbudget-rung {text}: {test} moves {', '.join(by_name)}, not {unknown}")
+    values = {name: _rung(by_name[name], number, test) for name, number in parts.items()}
+    *others, last = values.items()
+    return OneRung(
+        spec=by_name[last[0]],
+        value=last[1],
+        fixed={name: _setting(by_name[name], value) for name, value in others},
+    )
+
+
+def _rung(spec: LadderSpec | SweepSpec, text: str, test: str) -> int:
+    try:
+        value = number_of(text, spec.name)
+    except SpecError as error:
+        raise MarkerError(f"--kvbudget-rung: {error}") from None
+    if isinstance(spec, LadderSpec):
+        check_rung(spec, value, test)
+    return value
+
+
+def _setting(spec: LadderSpec | SweepSpec, value: int) -> int | float:
+    return spec.rungs.setting(value) if isinstance(spec, LadderSpec) else spec.knob.setting(value)
 
 
 def check_rung(spec: LadderSpec, value: int, test: str) -> None:
@@ -165,8 +239,8 @@ def check_rung(spec: LadderSpec, value: int, test: str) -> None:
     around = {axis.value(index) for index in (below, min(below + 1, len(axis) - 1))}
     nearest = min(around, key=lambda rung: abs(rung - value))
     raise MarkerError(
-        f"--kvbudget-rung {value} is no rung of {test}: {axis.name} from {axis.ceiling} down to {axis.floor} by "
-        f"{axis.quantum}; the nearest is {nearest}"
+        f"--kvbudget-rung {axis.setting(value)} is no rung of {test}: {axis.name} from {axis.setting(axis.ceiling)} "
+        f"down to {axis.setting(axis.floor)} by {axis.setting(axis.quantum)}; the nearest is {axis.setting(nearest)}"
     )
 
 
@@ -270,6 +344,6 @@ def _keywords(mark: pytest.Mark) -> Mapping[str, Any]:
 
 
 _CHECKS: Final = (
-    *(_only_once, ladder_of, boot_gate_of, knife_edge_of, soak_of, _parity, shape_changes),
+    *(_only_once, specs_of, boot_gate_of, knife_edge_of, soak_of, _parity, shape_changes),
     _boots_something,
 )

@@ -45,9 +45,11 @@ class Controller:
         """Whether options, ini keys or a file say that this run may use us. Reads no more than it must."""
         option = self._config.option
         given = (option.kvbudget_target, option.kvbudget_config, option.kvbudget_require_hardware)
-        rung = (option.kvbudget_rung, option.kvbudget_archive, option.kvbudget_strategy)
+        rung = (option.kvbudget_rung, option.kvbudget_archive, option.kvbudget_strategy, option.kvbudget_resume)
+        limits = (option.kvbudget_max_boots, option.kvbudget_until)
         ini = (self._config.getini(f"kvbudget_{name}") for name in ("target", "config", "strategy", "require_hardware"))
-        return any(given) or any(rung) or any(ini) or any(_has_configuration(folder) for folder in self._folders())
+        asked = any(map(any, (given, rung, limits, ini)))
+        return asked or any(_has_configuration(folder) for folder in self._folders())
 
     def check(self) -> None:
         """Read settings as the workers will.

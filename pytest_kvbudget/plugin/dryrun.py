@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_kvbudget.climb import Climb, SpecError
 from pytest_kvbudget.config import ConfigError
-from pytest_kvbudget.plugin.checks import ladder_of
+from pytest_kvbudget.plugin.items import searches
+from pytest_kvbudget.plugin.quest import Quest, QuestError
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.wording import described
 from pytest_kvbudget.pool import DRY_RUN_PORT, PoolError
-from pytest_kvbudget.recording import target_info
 from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.shape import Shape
 
@@ -27,30 +26,27 @@ def dry_run_lines(session: KvSession, items: list[pytest.Item]) -> Iterator[str]
         yield f"{item.nodeid}"
         try:
             yield from _item_lines(session, item)
-        except (ConfigError, PoolError, SpecError) as error:
+        except (ConfigError, PoolError, QuestError) as error:
             yield f"  cannot boot: {error}"
 
 
 def _item_lines(session: KvSession, item: pytest.Item) -> Iterator[str]:
-    shape, settings = session.base_shape(item), session.settings
-    spec = ladder_of(item)
-    if spec is not None:
-        climb = Climb(
-            spec,
-            shape,
-            test=item.nodeid,
-            target=target_info(settings.loaded, session.pool.backend, ()),
-            archive=session.archive,
-            strategy=settings.strategy,
-            only=settings.rung,
-        )
-        plan = climb.next()
-        if plan is not None:
-            shape = plan.shape
+    shape = session.base_shape(item)
+    if isinstance(item, pytest.Function) and searches(item):
+        quest = Quest(session, item)
+        question = quest.next()
+        plan = None if question is None else question.next()
+        if question is not None and plan is not None:
+            shape, axis = plan.shape, question.grid
+            lowest, highest = question.ends
             yield (
-                f"  ladder: {spec.axis} from {spec.start} down to {spec.floor} by {spec.quantum}, {climb.strategy}; "
-                f"first rung {plan.label}"
+                f"  {question.kind}: {question.name} from {lowest} to {highest} by {axis.show(axis.quantum)}, "
+                f"{question.strategy}; first rung {plan.label}"
             )
+            if quest.only is None:
+                yield from (f"  {line}" for line in quest.estimate(question))
+            if quest.more:
+                yield f"  then, at its winner: {', '.join(quest.more)}"
     yield from _command_lines(session, shape)
 
 

@@ -110,17 +110,21 @@ class KvTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class KvRung:
-    """The rung that a ladder is at. ``int(rung)`` is its value on the axis."""
+    """The rung that a ladder or sweep is at. ``int(rung)`` and ``float(rung)`` are its value on the axis."""
 
     axis: str
-    value: int
-    """Tokens, sequences or bytes: the unit of the axis."""
+    value: int | float
+    """Tokens, sequences, bytes or a fraction: the unit of the axis."""
     label: str
     """``max_model_len=245760``; a repeat of a rung ends in ``#2``."""
     number: int
     """Which boot of this rung it is, from 1."""
     why: str
-    """Why the search asks: ``search``, ``retry``, ``reference``, ``rate`` or ``confirm``."""
+    """Why the search asks: ``search``, ``retry``, ``reference``, ``rate``, ``repeat``, ``warm``, ``pair``, ``verify``
+    or ``confirm``."""
 
     def __int__(self) -> int:
-        return self.value
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_kvbudget.archive import read_finding
+from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED
 from pytest_kvbudget.plugin.outcomes import add_links, target_properties
 from pytest_kvbudget.plugin.phases import LadderFailed
@@ -18,9 +20,9 @@ from pytest_kvbudget.plugin.rows import ATTRIBUTE
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.wording import attempt_text
 from pytest_kvbudget.records import AttemptRecord
-from pytest_kvbudget.report.history import rung_value
 from pytest_kvbudget.report.text import finding_lines
-from pytest_kvbudget.search.model import Finding
+from pytest_kvbudget.search.knobs import KNOBS
+from pytest_kvbudget.search.model import Finding, SweepFinding
 
 ALONE = "it proves nothing about other rungs"
 
@@ -36,6 +38,10 @@ class Rung:
     """Traceback of the body that refused it, or failed."""
     sections: tuple[tuple[str, str], ...] = ()
     """Captured output."""
+    value: int | None = None
+    """On the axis or knob, in its whole numbers."""
+    reused: bool = False
+    """An earlier boot that stands for the one that was wanted."""
 
     @property
     def passed(self) -> bool:
@@ -44,16 +50,20 @@ class Rung:
 
 
 @dataclass
-class Ladder:
-    """What came of a ladder so far."""
+class Part:
+    """What came of one ladder or sweep so far."""
 
     rungs: list[Rung] = field(default_factory=list)
-    """Every boot, in order."""
-    finding: Finding | None = None
+    """Every boot, in order, those that earlier ones stand for among them."""
+    attempts: list[Attempt] = field(default_factory=list)
+    """The boots that were made."""
+    longest_s: float = 0.0
+    """What the longest boot took, with its body."""
+    finding: Finding | SweepFinding | None = None
     finding_path: Path | None = None
     page: Path | None = None
-    only: tuple[str, int] | None = None
-    """Axis and value where one rung was asked for."""
+    only: tuple[str, str] | None = None
+    """Axis and label where one rung was asked for."""
     skipped: str | None = None
     """Why the test body skipped the test."""
     xfailed: str | None = None
@@ -69,6 +79,11 @@ class Ladder:
         return self.skipped is None and self.xfailed is None and self.broken is None
 
     @property
+    def proven(self) -> bool:
+        """It found what it was asked for."""
+        return self.finding is not None and self.finding.proven and self.finding.value is not None
+
+    @property
     def deciding(self) -> Rung | None:
         """The boot that stands for the finding: the last one that did not pass, else the last."""
         return next((rung for rung in reversed(self.rungs) if not rung.passed), self.rungs[-1] if self.rungs else None)
@@ -79,7 +94,7 @@ class Ladder:
         finding = self.finding
         if finding is None or not finding.proven:
             return [] if self.deciding is None else [self.deciding]
-        halves = {rung_value(rung.record, finding.axis): rung for rung in self.rungs}
+        halves = {rung.value: rung for rung in self.rungs}
         return [halves[value] for value in (finding.value, finding.failed_at) if value in halves]
 
 
@@ -89,46 +104,33 @@ class FindingItem(pytest.Item):
     def __init__(self, *, origin: pytest.Function, **arguments: Any) -> None:  # noqa: ANN401 - pytest's own
         super().__init__(**arguments)
         self._origin = origin
-        self._ladder: Ladder | None = None
+        self._parts: list[Part] = []
         self.own_markers = list(origin.own_markers)
         self.keywords.update(origin.keywords)
         self.user_properties = list(origin.user_properties)
 
-    def tell(self, ladder: Ladder) -> None:
-        """Take what the ladder established."""
-        self._ladder = ladder
-        finding = ladder.finding
-        if finding is not None:
-            value = "none" if finding.value is None else int(finding.value)
+    def tell(self, parts: list[Part]) -> None:
+        """Take what was established, one part for each ladder that was begun."""
+        self._parts = parts
+        for part in parts:
+            finding = part.finding
+            if finding is None:
+                continue
             self.user_properties += [
                 ("kvbudget.finding", str(finding.kind)),
-                ("kvbudget.value", value),
+                ("kvbudget.value", "none" if finding.value is None else setting_of(finding)),
                 ("kvbudget.boots", int(finding.boots)),
                 ("kvbudget.sentence", finding.sentence),
-                ("kvbudget.record", str(ladder.finding_path)),
-                *target_properties(ladder.rungs[-1].record.target),
+                ("kvbudget.record", str(part.finding_path)),
+                *target_properties(part.rungs[-1].record.target),
             ]
 
     def runtest(self) -> None:
-        """Fail where the ladder did not establish a passing rung with its proof."""
-        ladder = self._ladder
-        if ladder is None:
+        """Fail where a ladder or sweep did not establish what passes, with its proof."""
+        if not self._parts:
             raise LadderFailed("the ladder was not run")
-        if ladder.skipped is not None:
-            pytest.skip(ladder.skipped)
-        if ladder.xfailed is not None:
-            pytest.xfail(ladder.xfailed)
-        if ladder.broken is not None:
-            raise LadderFailed(ladder.broken)
-        rung = ladder.deciding
-        if rung is None:
-            raise LadderFailed("stopped before the first boot")
-        if ladder.only is not None:
-            if not rung.passed:
-                raise LadderFailed("\n".join([_alone(ladder.only, rung), *_boot_lines(rung)]))
-            return
-        if ladder.finding is None or not ladder.finding.proven or ladder.finding.value is None:
-            raise LadderFailed(_explain(ladder, rung))
+        for part in self._parts:
+            _judge(part)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:  # noqa: ANN401 - pytest's own
         """The finding in words; no traceback of ours."""
@@ -141,59 +143,102 @@ class FindingItem(pytest.Item):
         return self._origin.reportinfo()
 
     def summary(self) -> list[str]:
-        """What the end of the session says about this ladder; nothing where there is no boot to speak of."""
-        ladder = self._ladder
-        if ladder is None or not ladder.rungs:
+        """What the end of the session says about this test; nothing where there is no boot to speak of."""
+        lines: list[str] = []
+        for part in self._parts:
+            found = self._about(part)
+            # one heading for all its ladders
+            lines += found[1:] if lines else found
+        return lines
+
+    def _about(self, part: Part) -> list[str]:
+        if not part.rungs:
             return []
-        if ladder.only is not None:
-            rung = ladder.rungs[-1]
-            return [f"{self.nodeid}:", _alone(ladder.only, rung), f"record: {rung.path}"]
-        if ladder.finding is None or ladder.finding_path is None:
+        if part.only is not None:
+            rung = part.rungs[-1]
+            return [f"{self.nodeid}:", _alone(rung), f"record: {rung.path}"]
+        if part.finding is None or part.finding_path is None:
             return []
-        record = read_finding(ladder.finding_path)
-        lines = [f"{self.nodeid}:", *finding_lines(record, [rung.record for rung in ladder.rungs])]
-        lines.append(f"record: {ladder.finding_path}")
-        if ladder.page is not None:
-            lines.append(f"page:   {ladder.page}")
-        lines.append(f"one rung again: pytest {shlex.quote(self.nodeid)} --kvbudget-rung VALUE")
-        return lines + ladder.left
+        record = read_finding(part.finding_path)
+        lines = [f"{self.nodeid}:", *finding_lines(record, [rung.record for rung in part.rungs])]
+        lines.append(f"record: {part.finding_path}")
+        if part.page is not None:
+            lines.append(f"page:   {part.page}")
+        again = part.rungs[-1].label.partition("#")[0].rpartition("=")[0]
+        lines.append(f"one rung again: pytest {shlex.quote(self.nodeid)} --kvbudget-rung {_placeholder(again)}")
+        return lines + part.left
 
     def attach(self, report: pytest.TestReport, session: KvSession) -> None:
         """Give the test's report what the summary and pytest-html show."""
-        ladder = self._ladder
-        if ladder is None:
-            return
-        if ladder.skipped is not None and isinstance(report.longrepr, tuple):
+        skipped = next((part.skipped for part in self._parts if part.skipped is not None), None)
+        if skipped is not None and isinstance(report.longrepr, tuple):
             path, line, _ = self.location
-            report.longrepr = (path, (line or 0) + 1, f"Skipped: {ladder.skipped}")
-        for rung in ladder.telling:
-            report.sections += [(f"{name} of {rung.label}", text) for name, text in rung.sections]
+            report.longrepr = (path, (line or 0) + 1, f"Skipped: {skipped}")
+        for part in self._parts:
+            for rung in part.telling:
+                report.sections += [(f"{name} of {rung.label}", text) for name, text in rung.sections]
         lines = self.summary()
         if not lines:
             return
-        rung = ladder.rungs[-1]
-        verdict = str(rung.record.verdict if ladder.finding is None else ladder.finding.kind).upper()
+        last = next(part for part in reversed(self._parts) if part.rungs)
+        rung = last.rungs[-1]
+        verdict = str(rung.record.verdict if last.finding is None else last.finding.kind).upper()
         setattr(report, ATTRIBUTE, session.mark("finding", verdict, summary=lines))
-        files = {"record": ladder.finding_path, "page": ladder.page}
-        if ladder.only is not None:
-            files = {"record": rung.path, "page": rung.path.with_name("rung.html")}
-        add_links(report, self.config, files)
+        for part in self._parts:
+            files = {"record": part.finding_path, "page": part.page}
+            if part.only is not None:
+                files = {"record": rung.path, "page": rung.path.with_name("rung.html")}
+            add_links(report, self.config, files)
 
 
-def _alone(only: tuple[str, int], rung: Rung) -> str:
-    axis, value = only
-    return f"rung {axis}={value}: {rung.record.verdict}; {ALONE}"
+def _judge(part: Part) -> None:
+    """Fail, skip or xfail where this part says so."""
+    if part.skipped is not None:
+        pytest.skip(part.skipped)
+    if part.xfailed is not None:
+        pytest.xfail(part.xfailed)
+    if part.broken is not None:
+        raise LadderFailed(part.broken)
+    rung = part.deciding
+    if rung is None:
+        raise LadderFailed("stopped before the first boot" if part.finding is None else part.finding.sentence)
+    if part.only is not None:
+        if not rung.passed:
+            raise LadderFailed("\n".join([_alone(rung), *_boot_lines(rung)]))
+    elif not part.proven:
+        raise LadderFailed(_explain(part, rung))
 
 
-def _explain(ladder: Ladder, rung: Rung) -> str:
-    finding = ladder.finding
+def setting_of(finding: Finding | SweepFinding) -> int | float:
+    """The value that was found, as its field or variable takes it."""
+    value = finding.value or 0
+    return KNOBS[finding.knob].setting(value) if isinstance(finding, SweepFinding) else finding.axis.setting(value)
+
+
+def _named(finding: Finding | SweepFinding) -> tuple[str, Callable[[int], str]]:
+    if isinstance(finding, SweepFinding):
+        return finding.knob, KNOBS[finding.knob].show
+    return finding.axis.name, finding.axis.show
+
+
+def _placeholder(names: str) -> str:
+    return "VALUE" if "," not in names else shlex.quote(f"{names}=VALUE")
+
+
+def _alone(rung: Rung) -> str:
+    return f"rung {rung.label}: {rung.record.verdict}; {ALONE}"
+
+
+def _explain(part: Part, rung: Rung) -> str:
+    finding = part.finding
     lines = []
     if finding is not None:
-        low = "nothing passed" if finding.value is None else f"{finding.value:,} passed"
-        nothing = "nothing failed" if finding.value is None else "nothing above it failed"
-        high = nothing if finding.failed_at is None else f"{finding.failed_at:,} failed"
-        lines += [finding.sentence, f"bracket on {finding.axis.name}: {low}, {high}"]
-    lines += [f"finding: {ladder.finding_path}", "the deciding boot:", *_boot_lines(rung)]
+        name, show = _named(finding)
+        low = "nothing passed" if finding.value is None else f"{show(finding.value)} passed"
+        nothing = "nothing failed" if finding.value is None else "nothing beyond it failed"
+        high = nothing if finding.failed_at is None else f"{show(finding.failed_at)} failed"
+        lines += [finding.sentence, f"bracket on {name}: {low}, {high}"]
+    lines += [f"finding: {part.finding_path}", "the deciding boot:", *_boot_lines(rung)]
     return "\n".join(lines)
 
 

@@ -8,8 +8,9 @@ from typing import Final
 import pytest
 
 from pytest_kvbudget.attempt import Attempt
-from pytest_kvbudget.climb import Climb, RungPlan
-from pytest_kvbudget.plugin import BOOT_FIXTURE
+from pytest_kvbudget.booting import Booting
+from pytest_kvbudget.plugin import BOOT_FIXTURE, SEARCHES
+from pytest_kvbudget.question import Question, RungPlan
 from pytest_kvbudget.verdict import Verdict
 
 COUNTS_AS_PASSED: Final = frozenset({Verdict.PASS, Verdict.MARGINAL})
@@ -17,10 +18,12 @@ COUNTS_AS_PASSED: Final = frozenset({Verdict.PASS, Verdict.MARGINAL})
 
 @dataclass(frozen=True)
 class RungContext:
-    """What a rung's item knows of its ladder."""
+    """What a rung's item knows of its ladder or sweep."""
 
-    climb: Climb
+    question: Question
     plan: RungPlan
+    booting: Booting | None = None
+    """Its boot, where it began before the item did."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,10 @@ RUNG: Final = pytest.StashKey[RungContext]()
 USE: Final = pytest.StashKey[Use]()
 
 
-def is_ladder(item: pytest.Item) -> bool:
-    """Whether an item is a ladder of ours, as collected; its rungs' items are not."""
+def searches(item: pytest.Item) -> bool:
+    """Whether an item is a ladder or sweep of ours, as collected; its rungs' items are not."""
     return (
         BOOT_FIXTURE in getattr(item, "fixturenames", ())
-        and item.get_closest_marker("ladder") is not None
+        and any(item.get_closest_marker(name) is not None for name in SEARCHES)
         and RUNG not in item.stash
     )

@@ -1,4 +1,4 @@
-"""Ladders: one collected test, many rungs, one finding.
+"""Ladders and sweeps: one collected test, many boots, one finding (several, where ladders are stacked).
 
 The collected item never runs. Each rung runs as a fresh item of the same kind, with fixtures of its own, and is
 reported as a row. A finding item then decides: it alone counts for the exit status, -x, --lf and the totals.
@@ -6,39 +6,35 @@ reported as a row. A finding item then decides: it alone counts for the exit sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 
-import msgspec
 import pytest
 
 from pytest_kvbudget.attempt import Attempt
-from pytest_kvbudget.climb import Climb, RungPlan, SpecError
-from pytest_kvbudget.plugin.checks import MarkerError, check_rung, ladder_of
-from pytest_kvbudget.plugin.finding import FindingItem, Ladder, Rung
-from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext, is_ladder
-from pytest_kvbudget.plugin.outcomes import add_links, files_of, properties
-from pytest_kvbudget.plugin.phases import ENDS_THE_LADDER, PhaseEnd, run_phase
-from pytest_kvbudget.plugin.rows import row_id, row_reports
+from pytest_kvbudget.booting import Booting
+from pytest_kvbudget.plugin.finding import FindingItem, Part, Rung
+from pytest_kvbudget.plugin.items import USE, RungContext, searches
+from pytest_kvbudget.plugin.phases import PhaseEnd, run_phase
+from pytest_kvbudget.plugin.quest import Quest, QuestError
+from pytest_kvbudget.plugin.rungs import RungEnd, RungRunner
 from pytest_kvbudget.plugin.session import KvSession
-from pytest_kvbudget.plugin.survival import CHECKED
-from pytest_kvbudget.plugin.timers import is_timeout
-from pytest_kvbudget.plugin.wording import FROM_THE_BODY, verdict_detail
-from pytest_kvbudget.recording import target_info
+from pytest_kvbudget.pool import PoolError
+from pytest_kvbudget.question import Question, RungPlan
 
 
 class Ladders:
-    """Runs ladders instead of pytest's own protocol."""
+    """Runs ladders and sweeps instead of pytest's own protocol."""
 
     def __init__(self, session: KvSession) -> None:
         self._session = session
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run a ladder; every other item is pytest's."""
+        """Run a ladder or sweep; every other item is pytest's."""
         self._session.current = item
         if (
             not isinstance(item, pytest.Function)
-            or not is_ladder(item)
+            or not searches(item)
             or getattr(item.config.option, "setuponly", False)
         ):
             return None
@@ -49,12 +45,14 @@ class Ladders:
 
 
 class LadderRun:
-    """One ladder, from its first rung to its finding's report."""
+    """One test's ladders or its sweep, from the first rung to the finding's report."""
 
     def __init__(self, session: KvSession, item: pytest.Function) -> None:
         self._session, self._item = session, item
-        self._ladder = Ladder()
-        self._attempts: list[Attempt] = []
+        self._runner = RungRunner(session, item)
+        self._parts: list[Part] = []
+        self._running: dict[str, tuple[RungPlan, Booting]] = {}
+        """Boots that began before their items, by label."""
         parent = item.parent
         if parent is None:
             raise RuntimeError(f"{item.nodeid} has no parent")
@@ -74,10 +72,10 @@ class LadderRun:
             self._climb()
         except BaseException:
             # The session ends here, and no report will: say at least what is established.
-            final.tell(self._ladder)
+            final.tell(self._parts)
             self._session.show(final.summary())
             raise
-        final.tell(self._ladder)
+        final.tell(self._parts)
         for when in ("setup", "call"):
             end = run_phase(final, when)
             self._log(end)
@@ -97,168 +95,143 @@ class LadderRun:
     # -- the search
 
     def _climb(self) -> None:
+        """One search after the other: the next one begins at the winner of the one before."""
         try:
-            climb = self._make_climb()
-        except (SpecError, MarkerError) as error:
-            self._ladder.broken = str(error)
+            quest = Quest(self._session, self._item)
+            question = quest.next()
+        except QuestError as error:
+            self._parts.append(Part(broken=str(error)))
             return
-        try:
-            while self._ladder.goes_on and not self._item.session.shouldstop and (plan := climb.next()) is not None:
-                self._rung(climb, plan)
-        finally:
-            # An interruption keeps what is established so far.
-            if self._attempts:
-                self._conclude(climb)
+        while question is not None:
+            part = Part()
+            self._parts.append(part)
+            try:
+                self._answer(quest, question, part)
+            finally:
+                self._cancel()
+                # An interruption keeps what is established so far.
+                if part.rungs:
+                    self._conclude(quest, question, part)
+            if part.finding is None or not part.finding.proven or not part.goes_on:
+                break
+            quest.keep(part.attempts)
+            try:
+                question = quest.next(question)
+            except QuestError as error:
+                self._parts.append(Part(broken=str(error)))
+                break
 
-    def _make_climb(self) -> Climb:
-        session, settings = self._session, self._session.settings
-        spec = ladder_of(self._item)
-        if spec is None:
-            raise MarkerError("@pytest.mark.ladder: the mark is gone")
-        if settings.rung is not None:
-            check_rung(spec, settings.rung, self._item.nodeid)
-        if settings.leave_serving and settings.rung is None:
-            # The winner has to be booted after the proof's failing rung; that boot confirms it.
-            spec = msgspec.structs.replace(spec, confirm=max(1, spec.confirm))
-        return Climb(
-            spec,
-            session.base_shape(self._item),
-            test=self._item.nodeid,
-            target=target_info(settings.loaded, session.pool.backend, ()),
-            archive=session.archive,
-            strategy=settings.strategy,
-            only=settings.rung,
-        )
+    def _answer(self, quest: Quest, question: Question, part: Part) -> None:
+        while part.goes_on and not self._item.session.shouldstop:
+            running = len(self._running)
+            limit = quest.limit(part.longest_s)
+            if limit is not None and not running:
+                question.halt(limit)
+            try:
+                plans = question.next_batch(running + (0 if limit else quest.room(question, running=running)))
+                if not plans:
+                    break
+                if self._take_over(quest, question, part, plans):
+                    continue
+                plan, booting = self._next_boot(quest, question, plans)
+            except PoolError as error:
+                part.broken = f"no boot: {error}"
+                break
+            begun = time.monotonic()
+            self._rung(question, plan, booting, part)
+            spent_s = (
+                time.monotonic() - begun + (0.0 if booting is None else booting.attempt.record.timings.boot_s or 0)
+            )
+            part.longest_s = max(part.longest_s, spent_s)
 
-    def _conclude(self, climb: Climb) -> None:
-        ladder, session, last = self._ladder, self._session, self._attempts[-1]
-        if session.settings.rung is not None:
-            ladder.only = climb.spec.axis, session.settings.rung
-            session.page_all(self._attempts)
+    def _take_over(self, quest: Quest, question: Question, part: Part, plans: tuple[RungPlan, ...]) -> bool:
+        """Tell the search of an earlier boot that stands for one of those that are wanted."""
+        for plan in plans:
+            if plan.label in self._running:
+                continue
+            found = quest.earlier(question, plan)
+            if found is not None:
+                path, record = found
+                part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
+                question.tell(plan, record, path, reused=True)
+                self._runner.reused_row(plan, record, path)
+                return True
+        return False
+
+    def _next_boot(
+        self, quest: Quest, question: Question, plans: tuple[RungPlan, ...]
+    ) -> tuple[RungPlan, Booting | None]:
+        """The rung whose item runs next. Where several device sets are free, their boots begin before their items."""
+        if not quest.side_by_side:
+            return plans[0], None
+        pool = self._session.pool
+        for plan in plans:
+            if plan.label not in self._running:
+                request = question.request(plan, plan.shape)
+                self._running[plan.label] = plan, pool.start(request, device_set=plan.device_set)
+        with self._session.timers.paused(self._item):
+            first = pool.first_of([booting for _, booting in self._running.values()])
+        label = next(label for label, (_, booting) in self._running.items() if booting is first)
+        return self._running.pop(label)
+
+    def _cancel(self) -> None:
+        """End the boots that nobody waits for any more."""
+        while self._running:
+            _, (_, booting) = self._running.popitem()
+            self._session.pool.retire(booting.attempt)
+            self._session.keep(booting.attempt)
+
+    def _conclude(self, quest: Quest, question: Question, part: Part) -> None:
+        session, last = self._session, part.attempts[-1] if part.attempts else None
+        if quest.only is not None:
+            part.only = question.name, part.rungs[-1].label
+            session.page_all(part.attempts)
             return
-        ladder.finding = climb.finding()
-        if session.settings.leave_serving and ladder.finding.proven and last.serving:
-            ladder.left = session.leave(last)
-        ladder.finding_path = climb.finish()
-        ladder.page = session.write_pages(ladder.finding_path, self._attempts)
+        part.finding = question.finding()
+        if session.settings.leave_serving and part.finding.proven and last is not None and last.serving:
+            part.left = session.leave(last)
+        part.finding_path = question.finish()
+        part.page = session.write_pages(part.finding_path, part.attempts)
 
     # -- one rung
 
-    def _rung(self, climb: Climb, plan: RungPlan) -> None:
-        item = self._clone()
-        item.stash[RUNG] = RungContext(climb, plan)
-        session = self._session
-        session.current = item
-        ends: list[PhaseEnd] = []
-        attempt: Attempt | None = None
+    def _rung(self, question: Question, plan: RungPlan, booting: Booting | None, part: Part) -> None:
         try:
-            ends.append(run_phase(item, "setup"))
-            if ends[0].report.passed:
-                ends.append(run_phase(item, "call", around=session.timers.body(item)))
-            attempt = self._settle(item, ends[-1])
-            ends.append(run_phase(item, "teardown", nextitem=self._item))
+            rung = self._runner.run(RungContext(question, plan, booting))
         except BaseException:
-            self._cut_short(climb, plan, item, attempt)
+            attempt = self._interrupted(booting)
+            if attempt is not None:
+                self._take(question, plan, RungEnd(attempt), part)
             raise
-        finally:
-            session.current = self._item
-        body, last = ends[-2], ends[-1]
-        if isinstance(body.error, pytest.xfail.Exception):
-            self._ladder.xfailed = str(body.error)
-        elif isinstance(body.error, pytest.skip.Exception):
-            self._ladder.skipped = str(body.error)
-        if last.error is not None and attempt is not None and attempt.record.verdict in COUNTS_AS_PASSED:
-            attempt.body_error(f"in teardown: {last.said}")
-        if attempt is None:
-            if self._ladder.goes_on:
-                broken = next(end for end in ends if end.error is not None)
-                self._ladder.broken = f"no boot at {plan.label}: {broken.trace}"
+        if isinstance(rung.body.error, pytest.xfail.Exception):
+            part.xfailed = str(rung.body.error)
+        elif isinstance(rung.body.error, pytest.skip.Exception):
+            part.skipped = str(rung.body.error)
+        if rung.attempt is None:
+            if part.goes_on:
+                broken = next(end for end in rung.ends if end.error is not None)
+                part.broken = f"no boot at {plan.label}: {broken.trace}"
+            if booting is not None:
+                self._session.pool.retire(booting.attempt)
             return
-        self._take(climb, plan, attempt, ends)
-        self._log_row(plan, attempt, ends)
+        self._take(question, plan, rung, part)
+        self._runner.row(plan, rung, len(part.attempts))
 
-    def _take(self, climb: Climb, plan: RungPlan, attempt: Attempt, ends: Sequence[PhaseEnd]) -> None:
+    def _interrupted(self, booting: Booting | None) -> Attempt | None:
+        """The boot of a rung that the end of the session cut short."""
+        current = self._runner.last
+        use = None if current is None else current.stash.get(USE, None)
+        if use is not None:
+            return use.attempt
+        return self._session.pool.cut_short or (None if booting is None else booting.attempt)
+
+    def _take(self, question: Question, plan: RungPlan, rung: RungEnd, part: Part) -> None:
         """Tell the search, and keep what the finding may have to show of this rung."""
-        cause = attempt.record.cause
-        said_no = cause is not None and cause.failure_class in FROM_THE_BODY
-        trace = next((end.trace for end in ends if end.error is not None), "") if said_no else ""
-        sections = tuple(ends[-1].report.sections) if ends else ()
-        self._attempts.append(attempt)
-        self._ladder.rungs.append(Rung(plan.label, attempt.record, attempt.record_path, trace, sections))
-        climb.tell(plan, attempt.record, attempt.record_path)
-
-    def _cut_short(self, climb: Climb, plan: RungPlan, item: pytest.Function, attempt: Attempt | None) -> None:
-        """Keep the boot that the end of the session cut short: during the boot, or during the body."""
-        if attempt is None and (use := item.stash.get(USE, None)) is not None:
-            attempt = use.attempt
-            if attempt.record.verdict in COUNTS_AS_PASSED:
-                attempt.body_interrupted()
-        attempt = attempt or self._session.pool.cut_short
-        if attempt is not None:
-            self._take(climb, plan, attempt, ())
-
-    def _settle(self, item: pytest.Function, end: PhaseEnd) -> Attempt | None:
-        """Put what the body said into the boot's record: after the boot's own verdict, before its engine is ended."""
-        use = item.stash.get(USE, None)
-        if use is None:
-            return None
-        attempt, error = use.attempt, end.error
-        if use.boot_failed:
-            return attempt
-        if isinstance(error, ENDS_THE_LADDER):
-            attempt.body_skipped(end.said)
-            return attempt
-        if CHECKED in item.stash and attempt.record.verdict not in COUNTS_AS_PASSED:
-            return attempt
-        if error is None:
-            attempt.body_ended(failed=False)
-        elif is_timeout(error):
-            attempt.body_unknown(end.said)
-        elif isinstance(error, (AssertionError, pytest.fail.Exception)):
-            attempt.gate_failed(end.said)
-        else:
-            attempt.body_error(end.said)
-        return attempt
-
-    def _clone(self) -> pytest.Function:
-        """A fresh item of the same test: `_fixtureinfo` is the one private name that this needs."""
-        origin = self._item
-        new: pytest.Function = type(origin).from_parent(
-            origin.parent,
-            name=origin.name,
-            originalname=origin.originalname,
-            callspec=getattr(origin, "callspec", None),
-            fixtureinfo=origin._fixtureinfo,  # noqa: SLF001 - see above
+        attempt = rung.attempt
+        if attempt is None:
+            return
+        part.attempts.append(attempt)
+        part.rungs.append(
+            Rung(plan.label, attempt.record, attempt.record_path, rung.trace, rung.sections, value=plan.value)
         )
-        # An expected failure is the finding's, not a rung's.
-        new.own_markers[:] = [mark for mark in origin.own_markers if mark.name != "xfail"]
-        new.keywords.update(origin.keywords)
-        new.extra_keyword_matches |= origin.extra_keyword_matches
-        return new
-
-    def _log_row(self, plan: RungPlan, attempt: Attempt, ends: Sequence[PhaseEnd]) -> None:
-        record, session = attempt.record, self._session
-        detail = verdict_detail(record)
-        nodeid = row_id(self._item.nodeid, plan.label)
-        facts = f"boot {len(self._attempts)}"
-        if record.timings.boot_s is not None:
-            facts = f"{record.timings.boot_s:.1f} s, {facts}"
-        if record.target.simulated:
-            facts += ", simulated"
-        line = f"{nodeid} {record.verdict}  {detail} ({facts})"
-        mark = session.mark("rung", str(record.verdict), nodeid=nodeid, line=line)
-        sections = []
-        if record.cause is not None and record.cause.failure_class in FROM_THE_BODY:
-            text = next((end.report.longreprtext for end in ends if end.error is not None), "")
-            sections.append(("Refused by the test" if record.cause.by_gate else "Raised by the test", text))
-        reports = row_reports(
-            [end.report for end in ends],
-            mark,
-            properties=properties(record, attempt.record_path, boot=len(self._attempts), rung=plan.label),
-            detail=detail,
-            sections=sections,
-            shown_id=not session.is_worker,
-        )
-        add_links(reports[0], session.config, files_of(attempt))
-        for report in reports:
-            self._item.ihook.pytest_runtest_logreport(report=report)
+        question.tell(plan, attempt.record, attempt.record_path)

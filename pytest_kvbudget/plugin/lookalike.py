@@ -7,8 +7,14 @@ from typing import Final
 
 import pytest
 
-KEYWORDS: Final = ("axis", "start", "floor", "quantum", "strategy", "pool", "windows", "confirm", "first")
-AXES: Final = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
+KEYWORDS: Final = ("axis", "start", "floor", "quantum", "strategy", "pool", "windows", "confirm", "first", "verify")
+AXES: Final = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
+)
 NEAR: Final = 0.75
 """Similarity from which a word is taken for a misspelling (`difflib`): ``axes`` for ``axis``, ``window``."""
 LEAST_WINDOW: Final = 1024

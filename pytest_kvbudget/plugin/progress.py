@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
@@ -26,7 +27,8 @@ class ProgressLine:
         self._config = config
         self._descriptor: int | None = None
         self._open = False
-        self._shown = ("", time.monotonic())
+        self._shown: tuple[tuple[tuple[str, str], ...], float] = ((), time.monotonic())
+        """Label and phase of the boots in the last plain line, and when it was written."""
         terminal = config.pluginmanager.get_plugin("terminalreporter")
         # Of a worker only standard error reaches people, and under -q a boot shows nothing: but waiting is always said.
         self._quiet = silent or terminal is None or terminal.verbosity < 0
@@ -38,15 +40,16 @@ class ProgressLine:
             self._descriptor = os.dup(1)
         self._live = self._descriptor is not None and os.isatty(self._descriptor) and os.environ.get("TERM") != "dumb"
 
-    def show(self, snapshot: Snapshot) -> None:
-        """One moment of a boot."""
-        if self._descriptor is None or self._quiet:
+    def show(self, *boots: Snapshot) -> None:
+        """One moment of the boots that run, in one line. In the main thread only: it may have to suspend capturing."""
+        if self._descriptor is None or self._quiet or not boots:
             return
-        text = f"{snapshot.label}: {snapshot.phase} {snapshot.elapsed_s:.0f} s  {snapshot.text}"
+        text = _together(boots)
+        phases = tuple((boot.label, str(boot.phase)) for boot in boots)
         if self._live:
             self._rewrite(text)
-        elif snapshot.phase != self._shown[0] and snapshot.elapsed_s >= PLAIN_EVERY_S and self._due():
-            self._shown = (snapshot.phase, time.monotonic())
+        elif phases != self._shown[0] and max(boot.elapsed_s for boot in boots) >= PLAIN_EVERY_S and self._due():
+            self._shown = (phases, time.monotonic())
             self.line(text)
 
     def line(self, text: str) -> None:
@@ -99,3 +102,9 @@ class ProgressLine:
             return nullcontext()
         released: AbstractContextManager[None] = capture.global_and_fixture_disabled()
         return released
+
+
+def _together(boots: Sequence[Snapshot]) -> str:
+    """All boots in one line; what a boot said last is shown where it is the only one."""
+    said = [f"{boot.label}: {boot.phase} {boot.elapsed_s:.0f} s" for boot in boots]
+    return f"{said[0]}  {boots[0].text}" if len(said) == 1 else "  |  ".join(said)

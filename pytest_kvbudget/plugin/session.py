@@ -15,7 +15,10 @@ import pytest
 
 from pytest_kvbudget.archive import RunArchive, new_run_id
 from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.booting import Booting
 from pytest_kvbudget.budget.model import Plan
+from pytest_kvbudget.history import History, Resume
+from pytest_kvbudget.identity import device_readings, identity_of
 from pytest_kvbudget.ledger.model import MissingValueError
 from pytest_kvbudget.planning import plan_for
 from pytest_kvbudget.plugin import BOOT_FIXTURE
@@ -23,24 +26,26 @@ from pytest_kvbudget.plugin.checks import (
     BootGate,
     MarkerError,
     boot_gate_of,
-    check_rung,
     decode_shape,
-    ladder_of,
+    one_rung,
     shape_changes,
+    specs_of,
 )
 from pytest_kvbudget.plugin.engine import KvEngine, KvRung
 from pytest_kvbudget.plugin.header import header_lines, simulated_warning
-from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, Use, is_ladder
+from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext, Use, searches
 from pytest_kvbudget.plugin.progress import ProgressLine
 from pytest_kvbudget.plugin.settings import Settings, read_settings
 from pytest_kvbudget.plugin.timers import Timers
 from pytest_kvbudget.plugin.wording import boot_failure, described
-from pytest_kvbudget.pool import EnginePool, PoolError
-from pytest_kvbudget.records import RunInfo
+from pytest_kvbudget.pool import DRY_RUN_PORT, EnginePool, PoolError
+from pytest_kvbudget.records import AttemptRecord, BootIdentity, RunInfo
 from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
 from pytest_kvbudget.request import BootRequest
+from pytest_kvbudget.search.turn import turned
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Verdict
+from pytest_kvbudget.warmth import cache_stands
 
 if TYPE_CHECKING:
     from pytest_kvbudget.plugin.rows import Rows
@@ -139,13 +144,13 @@ class KvSession:
         from pytest_kvbudget.plugin.ordering import arrange  # noqa: PLC0415 - needed once
 
         self._ours = ours
-        ladders = [item for item in ours if item.get_closest_marker("ladder")]
+        ladders = [item for item in ours if searches(item)]
         self._check_rung(ladders)
         if self.settings.leave_serving:
             if len(ladders) != 1:
                 raise pytest.UsageError(
-                    f"kvbudget: --kvbudget-leave-serving with {len(ladders)} ladders selected; it needs exactly one, "
-                    "whose winner is left serving: name it on the command line"
+                    f"kvbudget: --kvbudget-leave-serving with {len(ladders)} ladders and sweeps selected; it needs "
+                    "exactly one, whose winner is left serving: name it on the command line"
                 )
             # Nothing may need the devices after the winner has them.
             items.remove(ladders[0])
@@ -159,10 +164,8 @@ class KvSession:
         if not ladders:
             raise pytest.UsageError("kvbudget: --kvbudget-rung boots a rung of a ladder, and no ladder is selected")
         for item in ladders:
-            spec = ladder_of(item)
             try:
-                if spec is not None:
-                    check_rung(spec, self.settings.rung, item.nodeid)
+                one_rung(specs_of(item), self.settings.rung, item.nodeid)
             except MarkerError as error:
                 raise pytest.UsageError(f"kvbudget: {error}") from None
 
@@ -201,11 +204,8 @@ class KvSession:
             pytest.fail(f"kv_shape gave {shape!r}; expected a Shape, as in kv_shape.merged(env=...)", pytrace=False)
         context = item.stash.get(RUNG, None)
         if context is not None:
-            asked, planned = getattr(shape, context.climb.spec.axis), context.plan.value
-            if asked != planned:
-                pytest.fail(f"kv_shape changed the ladder's axis from {planned} to {asked}", pytrace=False)
-            attempt = self._boot(context.climb.request(context.plan, shape), reuse=False)
-        elif is_ladder(item):
+            attempt = self._boot_rung(context, shape)
+        elif searches(item):
             pytest.skip("a ladder boots only rungs; --setup-only runs none")
         else:
             attempt = self._boot(BootRequest(test=item.nodeid, shape=shape), reuse=True)
@@ -218,6 +218,21 @@ class KvSession:
         failure = boot_failure(attempt) if failed else None if gate is None else gate_refusal(attempt, gate)
         return Use(attempt, boot_failed=failed, failure=failure)
 
+    def _boot_rung(self, context: RungContext, shape: Shape) -> Attempt:
+        question, plan = context.question, context.plan
+        if not question.stands(shape, plan):
+            asked = turned(shape, question.name)
+            pytest.fail(f"kv_shape changed {question.name} from {plan.setting} to {asked}", pytrace=False)
+        wanted = question.request(plan, shape)
+        booting = context.booting
+        if booting is None:
+            return self._boot(wanted, reuse=False)
+        if booting.attempt.request != wanted:
+            self.pool.retire(booting.attempt)
+            self.keep(booting.attempt)
+            return self._boot(wanted, reuse=False)
+        return self._finish(booting)
+
     def rung(self, request: pytest.FixtureRequest) -> KvRung:
         """The rung of a ladder; its engine is booted here if nothing did before."""
         context = request.node.stash.get(RUNG, None)
@@ -228,7 +243,7 @@ class KvSession:
         self.engine(request)
         plan = context.plan
         return KvRung(
-            axis=context.climb.spec.axis, value=plan.value, label=plan.label, number=plan.number, why=plan.why
+            axis=context.question.name, value=plan.setting, label=plan.label, number=plan.number, why=plan.why
         )
 
     def serve(self, shape: Shape | None = None, **changes: Any) -> KvEngine:  # noqa: ANN401 - fields of Shape
@@ -252,22 +267,34 @@ class KvSession:
         return KvEngine(attempt)
 
     def _boot(self, request: BootRequest, *, reuse: bool) -> Attempt:
+        return self._booted(request, lambda: self.pool.boot(request, reuse=reuse))
+
+    def _finish(self, booting: Booting) -> Attempt:
+        """Wait for a boot that began before its item."""
+        return self._booted(booting.attempt.request, lambda: self.pool.finish(booting))
+
+    def _booted(self, request: BootRequest, boot: Callable[[], Attempt]) -> Attempt:
         try:
             with self.timers.paused(self.current):
-                attempt = self.pool.boot(request, reuse=reuse)
+                attempt = boot()
         except (PoolError, TimeoutError) as error:
             raise NoEngineError(f"no engine for {described(request.shape)}: {error}") from None
         except BaseException:
-            if self.pool.cut_short is not None:
-                self.attempts.append(self.pool.cut_short)
+            for cut_short in (self.pool.cut_short, *self.pool.cancelled):
+                if cut_short is not None:
+                    self.keep(cut_short)
             raise
         finally:
             self._progress.end()
             if self.rows is not None:
                 self.rows.warn(self.warnings())
+        self.keep(attempt)
+        return attempt
+
+    def keep(self, attempt: Attempt) -> None:
+        """Know of a boot, whose page is written when the session ends."""
         if attempt not in self.attempts:
             self.attempts.append(attempt)
-        return attempt
 
     def _give_back(self, attempt: Attempt) -> None:
         if attempt.record.verdict in COUNTS_AS_PASSED:
@@ -283,6 +310,39 @@ class KvSession:
             f"left serving: {attempt.record.endpoint}, process {attempt.root_pid}",
             f"  to end it: kill {attempt.root_pid}",
         ]
+
+    # -- earlier runs
+
+    @cached_property
+    def history(self) -> History:
+        """Records of earlier runs in this archive."""
+        return History.read(self.archive.root, without=self.archive.info.run)
+
+    @cached_property
+    def _resume(self) -> Resume:
+        return Resume(self.history, self._stands)
+
+    def resume(self, shape: Shape, asked: str | None) -> tuple[Path, AttemptRecord] | None:
+        """A finished boot of an earlier run that stands for this one; ``None`` without ``--kvbudget-resume``."""
+        if not self.settings.resume or asked is None:
+            return None
+        slots = self.pool.backend.slots(self.settings.loaded, shape)
+        return self._resume.take(*(self._identity(shape, asked, devices) for devices in slots))
+
+    def identity(self, shape: Shape, asked: str | None) -> BootIdentity | None:
+        """What a boot of this shape would be a boot of, on the first device set; ``None`` where there is none."""
+        slots = self.pool.backend.slots(self.settings.loaded, shape)
+        return self._identity(shape, asked, slots[0]) if slots else None
+
+    def _identity(self, shape: Shape, asked: str | None, devices: tuple[str, ...]) -> BootIdentity:
+        loaded, backend = self.settings.loaded, self.pool.backend
+        command = backend.render(loaded, shape, devices, DRY_RUN_PORT)
+        readings = device_readings(loaded, backend, devices)
+        host = self.archive.info.host
+        return identity_of(loaded, backend, shape, command, devices, host=host, asked=asked, readings=readings)
+
+    def _stands(self, record: AttemptRecord) -> bool:
+        return cache_stands(record, self.pool.command(record.shape).env)
 
     def plan(self, shape: Shape) -> Plan | None:
         """The memory terms predicted for a shape, from configuration and this run's earlier boots."""

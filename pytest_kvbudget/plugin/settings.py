@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from pathlib import Path
 
 import pytest
 
-from pytest_kvbudget.climb import DEFAULT_STRATEGY
 from pytest_kvbudget.config import Config, ConfigError, LoadedTarget, built_in, find, load
 from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
 from pytest_kvbudget.plugin.paths import archive_folder, path_option, test_folders
+from pytest_kvbudget.question import DEFAULT_STRATEGY
 from pytest_kvbudget.search.strategies import STRATEGIES
-from pytest_kvbudget.units import SizeError, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,15 @@ class Settings:
     """The configuration file; ``None`` for the built-in simulated target."""
     archive: Path
     strategy: str
-    rung: int | None
+    rung: str | None
+    """The one rung to boot, as its ladder's or sweep's marker reads it."""
     leave_serving: bool
+    resume: bool
+    """Finished boots of earlier runs count."""
+    max_boots: int | None
+    """Most boots of each ladder or sweep."""
+    until: datetime | None
+    """When to stop starting boots; local time, with its zone."""
     simulated: bool
 
 
@@ -65,8 +72,11 @@ def read_settings(config: pytest.Config) -> Settings:
         config_path=found.path,
         archive=archive,
         strategy=strategy,
-        rung=_rung(option.kvbudget_rung),
+        rung=option.kvbudget_rung or None,
         leave_serving=option.kvbudget_leave_serving,
+        resume=option.kvbudget_resume,
+        max_boots=_max_boots(option.kvbudget_max_boots),
+        until=None if option.kvbudget_until is None else until(option.kvbudget_until, datetime.now().astimezone()),
         simulated=simulated,
     )
 
@@ -113,10 +123,30 @@ def _value(config: pytest.Config, name: str) -> str | None:
     return value
 
 
-def _rung(text: str | None) -> int | None:
+def _max_boots(text: str | None) -> int | None:
     if text is None:
         return None
+    if not text.isdecimal() or int(text) < 1:
+        raise pytest.UsageError(f"kvbudget: --kvbudget-max-boots is {text!r}; expected a whole number of 1 or more")
+    return int(text)
+
+
+def until(text: str, now: datetime) -> datetime:
+    """The next time that the clock shows ``HH:MM``; a date with it (ISO 8601) names the day.
+
+    Raises:
+        pytest.UsageError: it is no time, or a date and time that is over.
+    """
     try:
-        return parse_size(text)
-    except SizeError as error:
-        raise pytest.UsageError(f"kvbudget: --kvbudget-rung: {error}") from None
+        if "T" in text or "-" in text:
+            found = datetime.fromisoformat(text).astimezone()
+            if found <= now:
+                raise pytest.UsageError(f"kvbudget: --kvbudget-until is {text!r}, and now is {now:%Y-%m-%d %H:%M}")
+            return found
+        clock = time.fromisoformat(text)
+    except ValueError:
+        raise pytest.UsageError(
+            f"kvbudget: --kvbudget-until is {text!r}; expected a local time such as 06:00, or 2026-12-01T06:00"
+        ) from None
+    today = datetime.combine(now.date(), clock, tzinfo=None).astimezone()
+    return today if today > now else datetime.combine(now.date() + timedelta(days=1), clock).astimezone()

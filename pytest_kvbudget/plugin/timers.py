@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_kvbudget.plugin.items import is_ladder
+from pytest_kvbudget.plugin.items import searches
 
 _SETTINGS: Final = pytest.StashKey[Any]()
 _MESSAGE: Final = "from pytest-timeout"
@@ -28,7 +28,7 @@ class Timers:
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:  # noqa: ANN401 - theirs
         """Keep the settings; a ladder's own timer is not set: it is one-shot, and would run out between phases."""
-        if is_ladder(item):
+        if searches(item):
             self._ladder_settings[item.nodeid] = settings
             return True
         item.stash[_SETTINGS] = settings

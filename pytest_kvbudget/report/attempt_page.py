@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
+from pytest_kvbudget.archive import RecordError, read_finding
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Value
-from pytest_kvbudget.records import FINDING_FILE, AttemptRecord
-from pytest_kvbudget.report import bars, levers, logview, marks, parts, terms
+from pytest_kvbudget.records import FINDING_FILE, AttemptRecord, SweepRecord
+from pytest_kvbudget.report import bars, labels, levers, logview, marks, parts, terms
 from pytest_kvbudget.report.after_boot import after_boot
 from pytest_kvbudget.report.deciding import figures
 from pytest_kvbudget.report.elements import Child, Element, document, element, table
@@ -24,10 +27,9 @@ from pytest_kvbudget.report.numbers import (
     words,
 )
 from pytest_kvbudget.report.plain import says
+from pytest_kvbudget.report.searched import page_name
 from pytest_kvbudget.report.timeline import timeline
 from pytest_kvbudget.report.trace_view import trace_section
-
-LADDER_PAGE = "ladder.html"
 
 
 def attempt_page(record: AttemptRecord, path: Path) -> str:
@@ -37,7 +39,7 @@ def attempt_page(record: AttemptRecord, path: Path) -> str:
     excerpt = logview.read_excerpt(path.parent / Path(record.log).name, frozenset(evidence))
     shown = frozenset(line.number for line in excerpt.lines) if excerpt else frozenset()
     mark = marks.mark_of(record.verdict, record.cause)
-    name = record.rung or record.test
+    name = labels.shown(record.rung) if record.rung else record.test
     title = f"{'[simulated] ' if record.target.simulated else ''}{mark.word} {name}"
     return document(
         title,
@@ -57,18 +59,18 @@ def attempt_page(record: AttemptRecord, path: Path) -> str:
 
 def _header(record: AttemptRecord, mark: marks.Mark, path: Path) -> Element:
     number = f"boot {record.number}" if record.number > 1 else None
-    crumbs = [record.target.name, record.test, record.rung, number]
+    rung = labels.shown(record.rung) if record.rung else None
+    crumbs = [record.target.name, record.test, rung, number]
     shape = [
         element("span", element("span", field, class_="key"), f" {text}", class_="chip")
         for field, text in shape_fields(record.shape)
     ]
-    back = _ladder_link(record, path)
     return element(
         "header",
         element(
             "p",
             " / ".join(crumb for crumb in crumbs if crumb),
-            [" · ", back] if back is not None else None,
+            [[" · ", link] for link in _finding_links(record, path)],
             class_="crumbs",
         ),
         element(
@@ -85,13 +87,20 @@ def _header(record: AttemptRecord, mark: marks.Mark, path: Path) -> Element:
     )
 
 
-def _ladder_link(record: AttemptRecord, path: Path) -> Element | None:
-    """A link to the ladder's page where its finding lies above this record."""
+def _finding_links(record: AttemptRecord, path: Path) -> Iterator[Element]:
+    """Links to the pages of the ladders and sweeps whose findings, in the test's folder or below it, name this boot."""
     if record.rung is None:
-        return None
-    if not (path.parent.parent / FINDING_FILE).is_file():
-        return None
-    return element("a", "all rungs of this ladder", href=f"../{LADDER_PAGE}")
+        return
+    folder = path.parent.parent
+    for file in (folder / FINDING_FILE, *sorted(folder.glob(f"*/{FINDING_FILE}"))):
+        try:
+            finding = read_finding(file)
+        except RecordError:
+            continue
+        if any(os.path.normpath(file.parent / name) == os.path.normpath(path) for name in finding.attempts):
+            text = "all boots of this sweep" if isinstance(finding, SweepRecord) else "all rungs of this ladder"
+            page = file.with_name(page_name(finding)).relative_to(folder)
+            yield element("a", text, href=f"../{quote(page.as_posix(), safe='/=')}")
 
 
 def _cause(record: AttemptRecord, shown: frozenset[int]) -> Element | None:
@@ -295,6 +304,10 @@ def _record_pairs(record: AttemptRecord, path: Path) -> Element:
     pairs.append(("started", moment(record.started)))
     status = NOT_STATED if record.exit_status is None else f"{record.exit_status} (proves nothing by itself)"
     pairs.append(("exit status", status))
+    if record.warm is not None:
+        pairs.append(("compile cache", "warm" if record.warm else "cold: this boot compiled"))
+    if record.device_set is not None:
+        pairs.append(("device set", record.device_set))
     if record.left_serving:
         pairs.append(("left serving", record.endpoint or "yes"))
     pairs += [("record", element("code", str(path))), ("log", element("code", record.log))]

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.model import BootLedger, Value
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.report import labels
 from pytest_kvbudget.report.marks import FAIL, mark_of
 from pytest_kvbudget.report.numbers import amount, size, value_text, words
 from pytest_kvbudget.search.model import Limit
@@ -99,8 +100,8 @@ def _of_failure(record: AttemptRecord) -> Iterator[Figure]:
         if limit is not None and limit.margin_bytes < 0:
             yield Figure(f"short at {words(limit.name)}", size(-limit.margin_bytes, limit.precision_bytes))
     if record.hint.estimate is not None:
-        # the hint is in the unit of the rung's axis, which the label names
-        axis = (record.rung or "max_model_len=").partition("=")[0]
+        # the hint is in the unit of the axis that was climbed, which the label names
+        axis = labels.climbed(record.rung) or "max_model_len"
         yield Figure("engine's estimate", amount(axis, record.hint.estimate))
 
 

@@ -1,74 +1,143 @@
-"""The boots of a ladder as pages and texts need them, read from their records."""
+"""The boots of a search as pages and texts need them, read from their records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from pytest_kvbudget.archive import AnyFinding
 from pytest_kvbudget.ledger.model import Cause
-from pytest_kvbudget.records import AttemptRecord, FindingRecord
+from pytest_kvbudget.records import AttemptRecord, FindingRecord, SweepRecord
+from pytest_kvbudget.report import labels
 from pytest_kvbudget.report.marks import Mark, mark_of
-from pytest_kvbudget.report.numbers import duration, words
+from pytest_kvbudget.report.numbers import NOT_STATED, duration, whole_number, words
+from pytest_kvbudget.report.searched import knob_of, side_of, track_of
+from pytest_kvbudget.search.knobs import Side
 from pytest_kvbudget.search.model import Axis
 from pytest_kvbudget.verdict import Verdict
 
+CONFIRMATION: Final = "confirmation"
+
 
 class Bracket(NamedTuple):
-    """What was known before a boot: the boundary lies at or above ``low`` and below ``high``, both from the axis."""
+    """What was known before a boot: the boundary lies from ``low`` to ``high``, both from the axis."""
 
     low: int
     high: int
 
 
 class Boot(NamedTuple):
-    """One boot of a ladder."""
+    """One boot of a ladder or a sweep."""
 
     number: int
     """From 1, in boot order."""
     value: int | None
-    """Its rung, ``None`` where the record does not say."""
+    """Its rung, or its value of the knob; ``None`` where the record does not say."""
     record: AttemptRecord
     mark: Mark
+    side: Side | None
+    """Which way its failure pushes the knob of a sweep."""
     before: Bracket
     confirmation: bool
     """Booted after the proof, not part of it."""
+    reused: str | None
+    """Where the boot was taken over from: ``"run 20261005T…"``; ``None`` for boots of this search."""
+    remarks: tuple[str, ...]
+    """What else its row says: confirmation, cache warm or cold, device set, where it was taken over from."""
 
 
-def boots(attempts: Sequence[AttemptRecord], axis: Axis, proof_boots: int) -> list[Boot]:
-    """The attempts in boot order with the bracket before each; ``proof_boots`` is how many the proof took."""
-    low, high = axis.floor, axis.ceiling
-    made = []
-    for number, record in enumerate(attempts, 1):
-        value = rung_value(record, axis)
-        mark = mark_of(record.verdict, record.cause)
-        made.append(Boot(number, value, record, mark, Bracket(low, high), number > proof_boots))
-        if value is None:
+def boots(record: AnyFinding, attempts: Sequence[AttemptRecord]) -> list[Boot]:
+    """The attempts in boot order, each with what was still possible before it."""
+    track, sets = track_of(record), device_sets(attempts)
+    low, high = track.low, track.high
+    made: list[Boot] = []
+    own = 0
+    for number, attempt in enumerate(attempts, 1):
+        value = _value(attempt, track.name)
+        side = side_of(record, attempt.cause)
+        reused = _reused_from(record, attempt)
+        own += reused is None
+        confirmation = reused is None and own > record.finding.boots
+        remarks = (
+            CONFIRMATION if confirmation else "",
+            {True: "warm", False: "cold", None: ""}[attempt.warm],
+            f"set {sets[attempt.device_set]}" if attempt.device_set is not None and len(sets) > 1 else "",
+            f"reused from {reused}" if reused else "",
+        )
+        made.append(
+            Boot(
+                number, value, attempt, mark_of(attempt.verdict, attempt.cause, side), side, Bracket(low, high),
+                confirmation, reused, tuple(filter(None, remarks)),
+            )
+        )  # fmt: skip
+        ended = None if value is None else _ended(record, attempt, side)
+        if value is None or ended is None:
             continue
-        if record.verdict in {Verdict.PASS, Verdict.MARGINAL}:
-            low = max(low, value)
-        elif record.verdict is Verdict.FAIL:
+        if ended == (track.goal == "most"):
             high = min(high, value)
+        else:
+            low = max(low, value)
     return made
 
 
+def device_sets(attempts: Sequence[AttemptRecord]) -> dict[str, int]:
+    """The device sets that boots ran on, numbered from 1 in boot order."""
+    names = dict.fromkeys(attempt.device_set for attempt in attempts if attempt.device_set is not None)
+    return {name: number for number, name in enumerate(names, 1)}
+
+
+def set_words(attempts: Sequence[AttemptRecord]) -> list[str]:
+    """Each device set with the devices that it was: ``"set 1: devices 0, 1"``."""
+    said = []
+    for name, number in device_sets(attempts).items():
+        devices = sorted(
+            {device for attempt in attempts if attempt.device_set == name for device in attempt.target.devices}
+        )
+        said.append(f"set {number}: devices {', '.join(devices) or NOT_STATED}")
+    return said
+
+
+def _ended(record: AnyFinding, attempt: AttemptRecord, side: Side | None) -> bool | None:
+    """Whether a boot failed for what ends the way to the goal; ``None`` where it says nothing about that."""
+    if attempt.verdict in {Verdict.PASS, Verdict.MARGINAL}:
+        return False
+    if attempt.verdict is not Verdict.FAIL:
+        return None
+    if not isinstance(record, SweepRecord):
+        return True
+    return None if side is None else side == knob_of(record).ends_at
+
+
+def _reused_from(record: AnyFinding, attempt: AttemptRecord) -> str | None:
+    if attempt.run.run != record.run.run:
+        return f"run {attempt.run.run}"
+    # a ladder that is stacked on another takes over what that one booted in the same run
+    return "an earlier ladder" if record.finding.reused and attempt.started < record.started else None
+
+
 def rung_value(record: AttemptRecord, axis: Axis) -> int | None:
-    """The rung an attempt stood on: the axis' field of its shape, else its label."""
-    value = getattr(record.shape, axis.name, None)
-    if isinstance(value, int):
+    """The rung that an attempt stood on, in the axis' whole numbers; ``None`` where its record does not say."""
+    return _value(record, axis.name)
+
+
+def _value(record: AttemptRecord, name: str) -> int | None:
+    """What the label says, else that field of the shape: a knob may be no field at all."""
+    value = labels.value_of(record.rung, name)
+    if value is not None:
         return value
-    label = (record.rung or "").partition("=")[2].partition("#")[0]
-    return int(label) if label.isdecimal() else None
+    field = getattr(record.shape, name, None)
+    return whole_number(name, field) if isinstance(field, (int, float)) else None
 
 
-def pool_bytes(record: FindingRecord, attempts: Sequence[AttemptRecord]) -> int | None:
+def pool_bytes(record: AnyFinding, attempts: Sequence[AttemptRecord]) -> int | None:
     """The pinned pool per rank with which the winner of a scaled ladder passed; else ``None``."""
-    finding = record.finding
-    if record.pool != "scaled" or finding.value is None:
+    if not isinstance(record, FindingRecord) or record.pool != "scaled" or record.finding.value is None:
         return None
     passed = [
         attempt.shape.kv_cache_memory_bytes
         for attempt in attempts
-        if rung_value(attempt, finding.axis) == finding.value and attempt.verdict in {Verdict.PASS, Verdict.MARGINAL}
+        if rung_value(attempt, record.finding.axis) == record.finding.value
+        and attempt.verdict in {Verdict.PASS, Verdict.MARGINAL}
     ]
     return passed[-1] if passed else None
 
@@ -105,9 +174,3 @@ def reason(cause: Cause) -> str:
         return _OF_THE_TEST[cause.failure_class]
     failure, phase = words(cause.failure_class), words(cause.phase)
     return failure if phase in failure else f"{failure} in {phase}"
-
-
-def rungs(axis: Axis, most: int) -> Iterator[int]:
-    """Every rung of the axis from the floor up; none where there are more than ``most``."""
-    if len(axis) <= most:
-        yield from (axis.value(index) for index in range(len(axis)))

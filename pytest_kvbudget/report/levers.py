@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from pytest_kvbudget.archive import AnyFinding
 from pytest_kvbudget.ledger.model import Cause, Effect, Lever
-from pytest_kvbudget.search.model import Finding
+from pytest_kvbudget.report.searched import track_of
+from pytest_kvbudget.search.knobs import HEADROOM_VARIABLE
+from pytest_kvbudget.search.turn import VARIABLES
 
 _VERBS: Final = {"raise": "raise", "lower": "lower", "clean": "clean up"}
 
@@ -39,14 +42,31 @@ def wording(lever: Lever) -> str:
     return f"{verb} {lever.name}"
 
 
+def with_why(lever: Lever) -> str:
+    """`wording` with its reason, where there is one."""
+    return f"{wording(lever)}: {lever.why}" if lever.why else wording(lever)
+
+
 def arrow(lever: Lever) -> str:
     """The direction as one character."""
     return {"raise": "↑", "lower": "↓", "clean": "⌫", "none": "·"}[lever.direction]
 
 
-def for_more(finding: Finding) -> list[str]:
-    """What moves the boundary that a ladder found: the axis itself was searched and is no way to more of it."""
-    cause = finding.bounded_by
+def for_more(record: AnyFinding) -> list[str]:
+    """What moves the boundary that a search found: what was searched itself is no way to more of it."""
+    cause = record.finding.bounded_by
     if cause is None or cause.by_gate:
         return []
-    return [wording(lever) for lever in cause.levers if lever.effect == "helps" and lever.name != finding.axis.name]
+    own = _own_names(track_of(record).name)
+    return [wording(lever) for lever in cause.levers if lever.effect == "helps" and lever.name not in own]
+
+
+def _own_names(name: str) -> frozenset[str]:
+    """What an axis or knob is called in levers; headroom and cap fraction are one lever of two modes."""
+    variable = VARIABLES[name][0] if name in VARIABLES else name
+    return _HEADROOM if name in _HEADROOM else frozenset((name, variable))
+
+
+_HEADROOM: Final = frozenset(
+    ("reserved_headroom", HEADROOM_VARIABLE, "kv_cap_fraction", VARIABLES["kv_cap_fraction"][0])
+)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from pytest_kvbudget.ledger.model import Value
+from pytest_kvbudget.search.knobs import KNOBS, TICKS
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.units import MIB, format_gib, format_size
+from pytest_kvbudget.units import GIB, KIB, MIB, format_gib, format_size
 
 NOT_STATED: Final = "not stated"
 
-_BYTES_AXES: Final = frozenset({"kv_cache_memory_bytes", "reserved_headroom"})
-_TOKEN_FIELDS: Final = frozenset({"max_model_len", "max_num_batched_tokens"})
+BYTES_FIELDS: Final = frozenset(knob.name for knob in KNOBS.values() if knob.unit == "bytes")
+_FRACTIONS: Final = frozenset(knob.name for knob in KNOBS.values() if knob.unit == "fraction")
+TOKEN_FIELDS: Final = frozenset({"max_model_len", "max_num_batched_tokens"})
 _COARSE: Final = MIB
 """Half a digit of an engine's "0.05 GiB" is 5 MiB: such a value is not shown in MiB, which would look exact."""
 
@@ -25,15 +28,33 @@ def size(size_bytes: float, precision_bytes: float = 0) -> str:
 
 
 def amount(field: str, value: int) -> str:
-    """A value of a shape's field: ``"241,664 tokens"``, ``"2.95 GiB"``, ``"3"``."""
-    if field in _BYTES_AXES:
-        return size(value)
-    return f"{value:,} tokens" if field in _TOKEN_FIELDS else f"{value:,}"
+    """A value that a search counts for people: ``"241,664 tokens"``, ``"2.95 GiB"``, ``"3"``, ``"0.97"`` for 9,700."""
+    return f"{value:,} tokens" if field in TOKEN_FIELDS else plain_amount(field, value)
 
 
 def plain_amount(field: str, value: int) -> str:
     """`amount` without the word tokens, for axes and columns whose head says it."""
-    return size(value) if field in _BYTES_AXES else f"{value:,}"
+    if field in _FRACTIONS:
+        text = f"{value / TICKS:.4f}"
+        return text.removesuffix("00") if text.endswith("00") else text.removesuffix("0")
+    return size(value) if field in BYTES_FIELDS else f"{value:,}"
+
+
+def exact_unit(sizes_bytes: Iterable[int]) -> int:
+    """The largest unit, in bytes, in which two decimals write all of these sizes exactly; 1 where none does."""
+    sizes = tuple(sizes_bytes)
+    return next((unit for unit in (GIB, MIB, KIB) if all(100 * size % unit == 0 for size in sizes)), 1)
+
+
+def size_in(size_bytes: int, unit: int) -> str:
+    """A size in a unit of `exact_unit`: ``"1,856.00 MiB"``."""
+    names = {GIB: "GiB", MIB: "MiB", KIB: "KiB"}
+    return f"{size_bytes / unit:,.2f} {names[unit]}" if unit in names else f"{size_bytes:,} B"
+
+
+def whole_number(field: str, setting: float) -> int:
+    """What a search counts for a setting of a field: ten-thousandths of a fraction, else the number itself."""
+    return round(setting * TICKS) if field in _FRACTIONS else round(setting)
 
 
 def duration(seconds: float) -> str:
@@ -87,7 +108,8 @@ def shape_fields(shape: Shape) -> list[tuple[str, str]]:
     for name, value in msgspec.to_builtins(shape).items():
         if name in {"env", "extra_args"}:
             continue
-        text = amount(name, value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        counts = isinstance(value, int) and not isinstance(value, bool) and name not in _FRACTIONS
+        text = amount(name, value) if counts else str(value)
         fields.append((name, text))
     return fields
 

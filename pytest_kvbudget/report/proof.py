@@ -1,30 +1,36 @@
-"""A ladder's proof in plain words."""
+"""What a search proved, in plain words."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pytest_kvbudget.report.numbers import amount, plain_amount, plural, words
+from pytest_kvbudget.archive import AnyFinding
+from pytest_kvbudget.records import FindingRecord, SweepRecord
+from pytest_kvbudget.report import sweep_proof
+from pytest_kvbudget.report.numbers import plural, words
+from pytest_kvbudget.report.searched import Track, track_of
 from pytest_kvbudget.search.model import Finding
 from pytest_kvbudget.verdict import FindingKind
 
 
-def proof(finding: Finding, *, simulated: bool) -> str:
+def proof(record: AnyFinding) -> str:
     """What was shown and what follows from it, as one paragraph."""
+    simulated = record.target.simulated
     note = "All of it on a simulated device: this is no statement about hardware." if simulated else ""
-    return " ".join(filter(None, (_claim(finding), _effort(finding), note)))
+    claim = sweep_proof.claim(record) if isinstance(record, SweepRecord) else _claim(record)
+    return " ".join(filter(None, (claim, _effort(record), note)))
 
 
-def _claim(finding: Finding) -> str:
-    axis = finding.axis
-    passed = "" if finding.value is None else amount(axis.name, finding.value)
-    failed = "" if finding.failed_at is None else amount(axis.name, finding.failed_at)
-    step = plain_amount(axis.name, axis.quantum)
+def _claim(record: FindingRecord) -> str:
+    finding, track = record.finding, track_of(record)
+    passed = "" if finding.value is None else track.amount(finding.value)
+    failed = "" if finding.failed_at is None else track.amount(finding.failed_at)
+    step = track.show(track.step)
     match finding.kind:
         case FindingKind.PROVEN:
             return (
                 f"An engine booted at {passed} and passed. At {failed}, the next rung of this ladder, "
-                f"it {_how(finding)}. The ladder has no rung between the two (steps of {step}), so {passed} is the "
+                f"it {_how(finding)}. In steps of {step} there is no rung between the two, so {passed} is the "
                 "largest rung that passes. Both halves were booted; neither was calculated."
             )
         case FindingKind.CEILING_REACHED:
@@ -32,14 +38,14 @@ def _claim(finding: Finding) -> str:
                 f"An engine booted at {passed} and passed, and the ladder ends there: nothing larger was asked for. "
                 "This shows that the ceiling fits, not that more would fail."
             )
-        case FindingKind.FLOOR_REACHED:
-            return f"An engine booted at {passed} and passed, and there is no smaller value to try."
         case FindingKind.EMPTY:
-            where = failed or amount(axis.name, axis.floor)
+            where = failed or track.amount(track.low)
             return (
                 f"Nothing on this ladder passes: its lowest rung, {where}, was booted and {_how(finding)}. The rungs "
                 "above it ask for more."
             )
+        case FindingKind.FLAKY:
+            return f"{_WITHOUT_NUMBERS[FindingKind.FLAKY]} {_band(finding, track)}"
         case FindingKind.UNDECIDED:
             so_far = f"The largest rung that passed is {passed}. " if passed else "No rung passed. "
             above = f"The smallest that failed is {failed}. " if failed else ""
@@ -50,6 +56,7 @@ def _claim(finding: Finding) -> str:
 
 
 _WITHOUT_NUMBERS: Final = {
+    FindingKind.FLOOR_REACHED: "An engine booted at the lowest rung and passed, and there is no smaller value to try.",
     FindingKind.NON_MONOTONE: (
         "A rung failed below one that passed. Memory need is expected to grow along the axis; here it did not, so "
         "there is no single boundary to report, and the search did not bisect through it."
@@ -69,6 +76,13 @@ _WITHOUT_NUMBERS: Final = {
 }
 
 
+def _band(finding: Finding, track: Track) -> str:
+    steady, refused = finding.steady_value, finding.refused_at
+    below = "No rung passed three of three boots" if steady is None else f"{track.amount(steady)} passed three of three"
+    above = "no rung failed two of two" if refused is None else f"{track.amount(refused)} failed two of two"
+    return f"{below}, and {above}: what lies between is luck."
+
+
 def _how(finding: Finding) -> str:
     cause = finding.bounded_by
     if cause is None:
@@ -78,10 +92,20 @@ def _how(finding: Finding) -> str:
     return f"failed for memory in {words(cause.phase)} ({cause.sentence.rstrip('.')})"
 
 
-def _effort(finding: Finding) -> str:
-    parts = [f"This took {plural(finding.boots, 'boot')}"]
-    if finding.retries:
-        parts.append(f"of which {finding.retries:,} repeated a boot without verdict")
-    if finding.confirmations:
-        parts.append(f"followed by {plural(finding.confirmations, 'confirming boot')} of the largest rung that passed")
+def _effort(record: AnyFinding) -> str:
+    found = record.finding
+    parts = [f"This took {plural(found.boots, 'boot')}"]
+    again = []
+    if found.retries:
+        again.append(f"{found.retries:,} repeated a boot without verdict")
+    if found.repeats:
+        again.append(f"{found.repeats:,} repeated one with a verdict, to see whether it stands")
+    if again:
+        parts.append(f"of which {' and '.join(again)}")
+    if found.reused:
+        parts.append(f"beside {plural(found.reused, 'finished boot')} taken over from before")
+    if found.confirmations:
+        winner = "rung" if not isinstance(record, SweepRecord) else "value"
+        best = track_of(record).best
+        parts.append(f"followed by {plural(found.confirmations, 'confirming boot')} of the {best} {winner} that passed")
     return f"{', '.join(parts)}."

@@ -10,14 +10,19 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Final
 
-from pytest_kvbudget.records import AttemptRecord, FindingRecord
-from pytest_kvbudget.report import levers
+from pytest_kvbudget.archive import AnyFinding
+from pytest_kvbudget.records import AttemptRecord, SweepRecord
+from pytest_kvbudget.report import certainty, labels, levers
+from pytest_kvbudget.report.belongs import NEVER_CARRIED, key_words
 from pytest_kvbudget.report.deciding import figures
-from pytest_kvbudget.report.history import Boot, boots, pool_bytes, took, why
+from pytest_kvbudget.report.headline import headline
+from pytest_kvbudget.report.history import Boot, boots, device_sets, pool_bytes, set_words, took, why
 from pytest_kvbudget.report.marks import mark_of
-from pytest_kvbudget.report.numbers import NOT_STATED, plain_amount, shape_fields, size, words
+from pytest_kvbudget.report.numbers import NOT_STATED, shape_fields, size, words
 from pytest_kvbudget.report.plain import one_line, says
 from pytest_kvbudget.report.proof import proof
+from pytest_kvbudget.report.searched import track_of
+from pytest_kvbudget.report.sweep_proof import opposite_turns
 
 EVIDENCE_LINES: Final = 3
 FIGURES: Final = 3
@@ -39,7 +44,7 @@ def attempt_lines(record: AttemptRecord, log_tail: Sequence[str] = (), *, where:
     return [*_attempt(record, log_tail, where)]
 
 
-def finding_lines(record: FindingRecord, attempts: Sequence[AttemptRecord], *, where: Path | None = None) -> list[str]:
+def finding_lines(record: AnyFinding, attempts: Sequence[AttemptRecord], *, where: Path | None = None) -> list[str]:
     """A finding with one line per boot, in boot order; ``where`` is the finding's file."""
     return [*_finding(record, attempts, where)]
 
@@ -47,7 +52,7 @@ def finding_lines(record: FindingRecord, attempts: Sequence[AttemptRecord], *, w
 def _attempt(record: AttemptRecord, log_tail: Sequence[str], where: Path | None) -> Iterator[str]:
     mark = mark_of(record.verdict, record.cause)
     asked = ", ".join(f"{name} {text}" for name, text in shape_fields(record.shape))
-    subject = record.rung or asked or record.test
+    subject = labels.shown(record.rung) if record.rung else asked or record.test
     facts = ", ".join(filter(None, (f"boot {record.number}" if record.number > 1 else "", took(record))))
     yield one_line(f"{mark.word}  {subject}{f' ({facts})' if facts else ''}")
     if record.target.simulated:
@@ -75,8 +80,7 @@ def _levers(record: AttemptRecord) -> Iterator[str]:
     titles = {"helps": "turn", "useless": "no use", "harms": "worse"}
     for group in levers.grouped(record.cause):
         for index, lever in enumerate(group.levers):
-            why = f": {lever.why}" if lever.why else ""
-            yield _line("" if index else titles[group.effect], f"{levers.wording(lever)}{why}")
+            yield _line("" if index else titles[group.effect], levers.with_why(lever))
 
 
 def _evidence(record: AttemptRecord, log_tail: Sequence[str]) -> Iterator[str]:
@@ -84,7 +88,7 @@ def _evidence(record: AttemptRecord, log_tail: Sequence[str]) -> Iterator[str]:
     for index, entry in enumerate(evidence[:EVIDENCE_LINES]):
         where = f"line {entry.line}: " if entry.line else ""
         yield _line("" if index else "evidence", f"{where}{entry.text}")
-    if not evidence:
+    if not any(entry.line for entry in evidence):  # what client or kernel said does not stand for the log
         for index, text in enumerate(log_tail):
             yield _line("" if index else "log ends", text)
 
@@ -99,24 +103,34 @@ def _places(record: AttemptRecord, where: Path | None) -> Iterator[str]:
         yield _line("record", str(where))
 
 
-def _finding(record: FindingRecord, attempts: Sequence[AttemptRecord], where: Path | None) -> Iterator[str]:
-    finding = record.finding
-    yield one_line(finding.sentence)
+def _finding(record: AnyFinding, attempts: Sequence[AttemptRecord], where: Path | None) -> Iterator[str]:
+    finding, track = record.finding, track_of(record)
+    yield one_line(headline(finding))
     if record.target.simulated:
         yield SIMULATED
-    history = boots(attempts, finding.axis, finding.boots)
-    values = [NOT_STATED if boot.value is None else plain_amount(finding.axis.name, boot.value) for boot in history]
+    history = boots(record, attempts)
+    values = [NOT_STATED if boot.value is None else track.show(boot.value) for boot in history]
     width = max((len(value) for value in values), default=0)
     verdicts = max((len(boot.mark.word) for boot in history), default=0)
     for boot, value in zip(history, values, strict=True):
         yield one_line_kept(f"  {boot.number:>2}  {value:>{width}}  {boot.mark.word:<{verdicts}}  {_boot(boot)}")
-    yield from _wrapped("proof", proof(finding, simulated=record.target.simulated))
+    yield from _sets(attempts)
+    yield from _wrapped("proof", proof(record))
+    if isinstance(record, SweepRecord):
+        yield from _wrapped("turns", opposite_turns(record))
     pool = pool_bytes(record, attempts)
     if pool is not None:
         yield _line("pool", f"{size(pool)} per rank, scaled to the winner")
-    turns = levers.for_more(finding)
+    yield from _certainty(record)
+    if isinstance(record, SweepRecord):
+        yield from _wrapped("valid for", f"{key_words(record.finding.key)}; {NEVER_CARRIED}")
+    if finding.lever is not None:
+        yield from _wrapped("instead", levers.with_why(finding.lever))
+    turns = levers.for_more(record) if finding.lever is None else []
     if turns:
-        yield _line("for more", "; ".join(turns))
+        yield _line(f"for {track.wanted}", "; ".join(turns))
+    for note in finding.notes:
+        yield from _wrapped("note", note)
     if where is not None:
         yield _line("record", str(where))
 
@@ -126,8 +140,21 @@ def _boot(boot: Boot) -> str:
     said += [f"{figure.name} {figure.text}" for figure in figures(boot.record)[:FIGURES]]
     time = took(boot.record)
     said += [time] if time else []
-    said += ["confirmation"] if boot.confirmation else []
-    return "; ".join(said)
+    return "; ".join([*said, *boot.remarks])
+
+
+def _sets(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
+    sets = device_sets(attempts)
+    if len(sets) > 1:
+        yield _line("sets", "; ".join(set_words(attempts)))
+
+
+def _certainty(record: AnyFinding) -> Iterator[str]:
+    deploy, sigma = certainty.deploy(record), certainty.sigma(record)
+    if deploy is not None:
+        yield from _wrapped("deploy", f"{deploy.text}: {deploy.why}")
+    if sigma is not None:
+        yield _line("noise", f"one sigma is {sigma}")
 
 
 def _line(label: str, text: str) -> str:

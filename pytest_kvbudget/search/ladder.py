@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Ask", "Ladder"]
 
+MOST_PAIRS: Final = 2
+"""Boots of a proof's failing half on the winner's devices: a set that cannot be had twice will not be had."""
 MOST_FLAKY_REPEATS: Final = 12
 """Boots that may go into the two ends of a flaky band."""
 
@@ -264,7 +266,9 @@ class Ladder:
         if not rules.winner_settled(winner, failed):
             return self._ask(winner.value, "repeat")
         there = None if failed is None else other_set(winner, failed)
-        return None if failed is None or there is None else self._ask(failed.value, "pair", there)
+        if failed is None or there is None or self._log.asked("pair", failed.value) >= MOST_PAIRS:
+            return None
+        return self._ask(failed.value, "pair", there)
 
     def _neighbour(self, bracket: Bracket) -> Ask | None:
         if self._verify is None or bracket.low < 0:
@@ -287,7 +291,7 @@ class Ladder:
     def _flaky_end(self) -> Ask | None:
         """The boot that tells more about where a band of mixed rungs ends."""
         rungs = list(self._rungs().values())
-        if sum(ask.why == "repeat" for ask, _ in self._log.told) >= MOST_FLAKY_REPEATS:
+        if self._log.asked("repeat") >= MOST_FLAKY_REPEATS:
             return None
         below, above = steady_rung(self.axis, rungs), refused_rung(self.axis, rungs)
         if below is not None and below[1] < ENOUGH_PASSES:
@@ -331,6 +335,11 @@ class Ladder:
             return FindingKind.UNDECIDED, reason
         if bracket.low < 0:
             return FindingKind.EMPTY, ""
+        if bracket.high < len(self.axis):
+            rungs = self._rungs()
+            winner, failed = rungs[self.axis.value(bracket.low)], rungs[self.axis.value(bracket.high)]
+            if other_set(winner, failed) is not None:
+                return FindingKind.UNDECIDED, "its two halves were booted on device sets that differ, and again so"
         return (FindingKind.PROVEN if bracket.high < len(self.axis) else FindingKind.CEILING_REACHED), ""
 
     def _stopped(self) -> tuple[FindingKind, str] | None:

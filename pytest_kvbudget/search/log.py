@@ -78,6 +78,10 @@ class BootLog:
         """Boots of this run that were asked for any of these reasons."""
         return sum(ask.why in reasons and not trial.reused for ask, trial in self.told)
 
+    def asked(self, why: Why, value: int | None = None) -> int:
+        """How often boots were asked for this reason, whoever made them; ``value`` counts only those of one rung."""
+        return sum(ask.why == why and value in {None, ask.value} for ask, _ in self.told)
+
     def attempts(self, value: int) -> int:
         """Boots of a value so far."""
         return sum(ask.value == value for ask, _ in self.told)

@@ -124,19 +124,19 @@ def effective_quantum(axis: Axis, trials: Sequence[Trial], noise: Noise | None) 
     always a multiple of the axis' own quantum.
     """
     notes = []
-    steps = 1
+    steps, own = 1, axis.show(axis.quantum)
     finest = max((trial.grain for trial in trials if trial.grain), default=0)
     if finest > axis.quantum:
         steps = -(-finest // axis.quantum)
         notes.append(
-            f"quantum raised from {axis.show(axis.quantum)} to {axis.show(steps * axis.quantum)}: below {finest:,}, a KV block or an "
-            "arena slot, the device itself is not monotone"
+            f"quantum raised from {own} to {axis.show(steps * axis.quantum)}: below {axis.show(finest)}, a KV block "
+            "or an arena slot, the device itself is not monotone"
         )
     # one boot has no residuals yet, and an assumption shall not cost the second boot its place
     sigma = None if noise is None or len(trials) < _TWO_BOOTS else sigma_units(trials, noise.sigma_bytes)
     if noise is not None and sigma is not None and 3 * sigma > steps * axis.quantum:
         steps = min(math.ceil(3 * sigma / axis.quantum), max(1, (axis.ceiling - axis.floor) // axis.quantum))
-        notes = [f"quantum raised from {axis.show(axis.quantum)} to {axis.show(steps * axis.quantum)}: three sigma ({noise.said()})"]
+        notes = [f"quantum raised from {own} to {axis.show(steps * axis.quantum)}: three sigma ({noise.said()})"]
     return steps * axis.quantum, tuple(notes)
 
 

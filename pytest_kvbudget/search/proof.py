@@ -48,10 +48,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     def failure_settled(self, rung: Rung) -> bool:
         """A cold failure counts as a warm one: it came before the compile, or was short of more than being cold costs.
 
-        One that was repeated with a warm cache is settled, whatever it was before, and one that failed twice too.
+        One that was repeated with a warm cache is settled, whatever it was before, and one that failed twice too; one
+        that passed in a boot of which nobody knows whether it was warm is mixed, and stays so.
         """
-        if not rung.cold_only or self.cold_extra_bytes == 0 or len(rung.failures) >= ENOUGH_FAILURES:
+        if not rung.cold_only or self.cold_extra_bytes == 0 or len(rung.failures) >= ENOUGH_FAILURES or rung.passes:
             return True
+        if noise_model.by_exact_limit(rung.trial):
+            return True  # arithmetic on pinned numbers, which a cache does not move
         cause = rung.trial.cause
         if cause is not None and cause.phase is not Phase.UNKNOWN and _before_compile(cause.phase):
             return True

@@ -20,13 +20,13 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
         confirmed: how many of the confirmations passed.
     """
     name, boots = finding.axis.name, _boots(finding)
+    value, failed_at = _shown(finding, finding.value), _shown(finding, finding.failed_at)
     if finding.kind is FindingKind.PROVEN:
-        said = f"{name} {_shown(finding, finding.value)} passed and {_shown(finding, finding.failed_at)} {_failed(finding.bounded_by)}"
-        said += f"; proven with {boots}"
+        said = f"{name} {value} passed and {failed_at} {_failed(finding.bounded_by)}; proven with {boots}"
     elif finding.kind is FindingKind.CEILING_REACHED:
-        said = f"{name} {_shown(finding, finding.value)} passed and is the ceiling of the ladder; proven with {boots}"
+        said = f"{name} {value} passed and is the ceiling of the ladder; proven with {boots}"
     elif finding.kind is FindingKind.EMPTY:
-        said = f"nothing passes: {name} {_shown(finding, finding.failed_at)}, the floor, {_failed(finding.bounded_by)}; {boots}"
+        said = f"nothing passes: {name} {failed_at}, the floor, {_failed(finding.bounded_by)}; {boots}"
         if finding.lever is not None:
             said += f"; {turn(finding.lever)} instead"
     elif finding.kind is FindingKind.FLAKY:

@@ -60,8 +60,8 @@ def death_to_verdict(folder: Path) -> list[float]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(attempt._process.root_pid, 9)
 
-        def show_progress(shown: Snapshot, hanging: threading.Event = hanging) -> None:
-            if shown.phase in LATE:
+        def show_progress(*boots: Snapshot, hanging: threading.Event = hanging) -> None:
+            if boots[0].phase in LATE:
                 hanging.set()
 
         pool._progress = show_progress

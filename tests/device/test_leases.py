@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from pytest_kvbudget.device import leases
-from pytest_kvbudget.device.leases import Lease, LeaseError, LeaseTimeoutError, acquire, holders_of
+from pytest_kvbudget.device.leases import Lease, LeaseError, LeaseTimeoutError, acquire, holders_of, wanted
 from pytest_kvbudget.device.model import Holder
+from tests.engine.support import wait_for
 
 HOLDER = Path(__file__).with_name("holder.py")
 
@@ -68,6 +69,26 @@ def test_lease_is_exclusive_between_processes_and_names_its_holder(hold: Hold) -
     for part in ("card-0", "other-run", str(process.pid), "max_model_len=262144", "kvbudget reap"):
         assert part in str(raised.value)
     assert "gone" not in str(raised.value)
+
+
+def test_who_waits_is_seen_by_who_holds_and_only_while_it_waits(hold: Hold) -> None:
+    hold("card-1")
+    own = take("card-0")
+    assert not wanted(["card-0"])
+    waiter = threading.Thread(target=lambda: take("card-0", "card-1", timeout_s=20).close())
+    waiter.start()
+    wait_for("the wish for both", lambda: wanted(["card-2", "card-1"]) and wanted(["card-0"]))
+    assert not wanted(["card-2"])
+    own.close()
+    waiter.join()
+    assert not wanted(["card-0", "card-1"])
+
+
+def test_a_look_that_does_not_wait_wants_nothing(hold: Hold) -> None:
+    hold("card-0")
+    with pytest.raises(LeaseTimeoutError):
+        take("card-0", timeout_s=0)
+    assert not wanted(["card-0"])
 
 
 def test_lease_is_exclusive_within_a_process() -> None:

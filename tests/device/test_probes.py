@@ -39,6 +39,14 @@ def host(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_card_says_which_node_of_the_host_it_is_on(tmp_path: Path) -> None:
+    for number, text in enumerate(("1\n", "-1\n", None)):
+        card = add_card(tmp_path, number)
+        if text is not None:
+            (card / "numa_node").write_text(text)
+    assert [reading.numa_node for reading in AmdSysfsProbe(tmp_path, ["0", "1", "2"]).read()] == [1, None, None]
+
+
 def test_devices_are_amd_cards_in_order_of_number(host: Path) -> None:
     first, second = AmdSysfsProbe(host, ["1", "0"]).read()
     assert (first.device, first.used_bytes) == ("1", 3000)

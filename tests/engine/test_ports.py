@@ -12,6 +12,7 @@ import pytest
 
 from pytest_kvbudget.engine.health import Health, free_port, probe
 from pytest_kvbudget.engine.launchers.process import KeptEngine, owns_port
+from pytest_kvbudget.engine.ports import Ports
 from tests.engine.support import Engines, log_of, tree, wait_for
 
 
@@ -68,6 +69,16 @@ def test_free_port_can_be_bound(host: str) -> None:
     with socket.socket(family) as bound:
         bound.bind(address)
         assert bound.getsockname()[1] == port
+
+
+def test_no_port_is_given_to_two_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernel may well answer the same port twice as long as nobody has bound it.
+    answers = iter([1024, 1024, 1024, 1025, 1024])
+    monkeypatch.setattr("pytest_kvbudget.engine.ports.free_port", lambda host: next(answers))
+    ports = Ports()
+    assert [ports.take("127.0.0.1") for _ in range(2)] == [1024, 1025]
+    ports.give_back(1024)
+    assert ports.take("127.0.0.1") == 1024
 
 
 def test_address_of_another_machine_has_no_free_port() -> None:

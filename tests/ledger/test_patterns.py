@@ -120,4 +120,4 @@ def test_a_wrapper_alone_does_not_end_the_following(tmp_path: Path) -> None:
     assert "FAILED in kv_check" in out.getvalue()
     log.write_bytes(whole[:half])
     assert explain.follow(str(log), out=out, wait=lambda: True) == 1
-    assert "FAILED in worker_init" in out.getvalue()
+    assert "FAILED in kv_check" in out.getvalue()

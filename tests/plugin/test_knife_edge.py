@@ -84,6 +84,11 @@ def test_survives(kv_engine):
     assert record.ledger.number("free_bytes") == 0
     assert record.survival is not None
     assert [request.ended for request in record.survival.requests] == ["died"]
+    assert record.survival.verdict is Verdict.FAIL
+    # both sides: lines of the engine's log, and what its client was told
+    assert [bool(entry.line) for entry in record.cause.evidence][-1:] == [False]
+    assert record.cause.evidence[-1].text.startswith("client: the generation of 995 prompt and 261,149 answer tokens: ")
+    assert any(entry.line for entry in record.cause.evidence)
     # 1,350,182 tokens hold 39,462 more than 5 x 262,144: 0.28 GiB at 7,701 B a token
     assert "kv_cache_memory_bytes: it is 0.28 GiB over its contract floor of 5 x 262,144 tokens" in output
     assert "tried to allocate 50.00 MiB" in output
@@ -244,3 +249,26 @@ def test_wrong_arguments_are_collection_errors(
     result = project.run(*arguments)
     assert said in result.stdout.str()
     result.assert_outcomes(errors=1)
+
+
+def test_an_engine_that_was_marginal_may_not_die_unnoticed_under_the_next_body(project: Project) -> None:
+    project.configure(
+        shape="max_model_len = 4096",
+        mock="request_peak_per_token = 4_000_000\n[target.card.mock.seconds]\nlinger = 2.0",
+    )
+    project.tests(
+        """
+import pytest, requests
+
+@pytest.mark.knife_edge(max_tokens=16, hold=8, prefill=False, min_free="33 GiB")
+def test_a(kv_engine): ...
+
+def test_b(kv_engine):
+    body = {"model": "simulated", "prompt": [1] * 4000, "max_tokens": 90}
+    requests.post(kv_engine.url + "/v1/completions", json=body)
+"""
+    )
+    project.run().assert_outcomes(passed=1, failed=1)
+    record = only(project)
+    assert record.cause is not None
+    assert (record.verdict, record.cause.failure_class) == (Verdict.FAIL, "request_oom")

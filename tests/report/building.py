@@ -226,6 +226,5 @@ def write_ladder(root: Path, attempts: list[AttemptRecord], *, simulated: bool =
     """Put attempts and their finding where a run would; returns the finding's path."""
     paths = [write_attempt(root, record) for record in attempts]
     archive = RunArchive(root, RUN)
-    folder = archive.test_folder(TEST)
-    names = tuple(path.relative_to(folder).as_posix() for path in paths)
-    return archive.write_finding(finding_record(names, simulated=simulated, **finding))
+    record = finding_record(tuple(map(str, paths)), simulated=simulated, **finding)
+    return archive.write_finding(record, attempts=paths)

@@ -89,7 +89,7 @@ def test_requests_traffic_and_gates_are_shown(tmp_path: Path) -> None:
     requests = (
         RequestResult(
             kind="generation", ended="held", prompt_tokens=995, max_tokens=261_149, generated_tokens=4096,
-            first_token_s=1.0, seconds=9.19,
+            first_token_s=1.0, seconds=9.19, tokens_per_s=500.0,
         ),
         RequestResult(
             kind="prefill", ended="died", prompt_tokens=262_143, max_tokens=1, seconds=2.5, message="connection reset"

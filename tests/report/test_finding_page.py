@@ -7,15 +7,15 @@ from urllib.parse import unquote
 import msgspec
 import pytest
 
-from pytest_kvbudget.ledger.model import Cause
+from pytest_kvbudget.archive import RunArchive
+from pytest_kvbudget.ledger.model import Cause, Lever
 from pytest_kvbudget.records import AttemptRecord
 from pytest_kvbudget.report.html import write_finding_page
-from pytest_kvbudget.report.ladder_chart import on_the_left
 from pytest_kvbudget.search.model import Axis
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
-from tests.report.building import AXIS, attempt, write_ladder
+from tests.report.building import AXIS, RUN, attempt, finding_record, target, write_attempt, write_ladder
 from tests.report.reading import read_page, table_rows
 
 
@@ -181,20 +181,133 @@ def test_an_interrupted_boot_is_said_to_be_one(tmp_path: Path) -> None:
     assert table_rows(page, "boots")[0][2:4] == ["UNKNOWN", "interrupted"]
 
 
-@pytest.mark.parametrize(
-    ("at", "lines", "left"),
-    [
-        (90.0, [], True),  # towards the middle
-        (10.0, [], False),
-        (60.0, [55.0], False),  # the other side of the line that the label would cross
-        (85.0, [80.0], True),  # no room on the other side: masked by its halo
-    ],
-)
-def test_a_label_keeps_clear_of_the_boundary(at: float, lines: list[float], left: bool) -> None:
-    assert on_the_left(at, 20.0, lines) is left
-
-
 @pytest.mark.parametrize("kind", FindingKind)
 def test_every_kind_of_finding_has_a_page(tmp_path: Path, kind: FindingKind) -> None:
     page = read_page(write_finding_page(write_ladder(tmp_path, [attempt(241_664)], kind=kind)))
     assert page.one("p", "kicker").one("b").text
+
+
+EARLIER = msgspec.structs.replace(RUN, run="20261004T221100Z-99aa11")
+RAISED = (
+    "quantum raised from 1,024 to 4,096: below 2,096, a KV block or an arena slot, the device itself is not monotone"
+)
+
+
+def resumed() -> list[AttemptRecord]:
+    """Two boots of an interrupted run, then three of this one on two device sets; the neighbour is booted on both."""
+    return [
+        attempt(262_144, Verdict.FAIL, run=EARLIER, device_set="a", warm=True),
+        attempt(212_992, run=EARLIER, device_set="a", warm=True),
+        attempt(
+            245_760, Verdict.FAIL, device_set="b", warm=False,
+            target=msgspec.structs.replace(target(), devices=("2", "3")),
+        ),
+        attempt(241_664, device_set="a", warm=True),
+        attempt(245_760, Verdict.FAIL, number=2, rung="max_model_len=245760#2", device_set="a", warm=True),
+    ]  # fmt: skip
+
+
+def test_what_was_taken_over_repeated_and_noted_is_said(tmp_path: Path) -> None:
+    sentence = "max_model_len 241,664 passed and 245,760 failed for memory; proven with 3 boots, 1 of them repeated"
+    path = write_finding_page(
+        write_ladder(
+            tmp_path, resumed(), boots=3, repeats=1, reused=2, sigma_bytes=12.0 * MIB, sigma_source="archive",
+            deploy_value=239_616, notes=(RAISED,), sentence=f"{sentence}; {RAISED}",
+        )
+    )  # fmt: skip
+    page = read_page(path)
+    assert page.one("h1").text == sentence
+    assert [node.text for node in page.one("ul", "notes").all("li")] == [RAISED]
+    assert [row[3] for row in table_rows(page, "boots")] == [
+        f"graph capture OOM (warm, set 1, reused from run {EARLIER.run})",
+        f"(warm, set 1, reused from run {EARLIER.run})",
+        "graph capture OOM (cold, set 2)",
+        "(warm, set 1)",
+        "graph capture OOM (warm, set 1)",
+    ]
+    proof = page.one("section", "proof").text
+    assert "This took 3 boots, of which 1 repeated one with a verdict" in proof
+    assert "beside 2 finished boots taken over from before" in proof
+    assert "Deploy at most 239,616 tokens: three sigma below the largest that passed" in proof
+    assert "one sigma of what the same boot takes is 12.00 MiB, from repeated boots in the archive" in proof
+    figures = {entry.one("dt").text: entry.one("dd").text for entry in page.one("dl", "figures").all("div")}
+    assert (figures["deploy at most"], figures["boots taken over"]) == ("239,616 tokens", "2")
+    assert "set 1: devices 0, 1; set 2: devices 2, 3" in page.text
+    assert page.one("svg", "ladder").all("g", "boot")[0].one("tspan", "why").text.endswith("(reused)")
+
+
+def test_a_boot_that_another_ladder_of_the_run_made_is_marked(tmp_path: Path) -> None:
+    before = attempt(212_992, started="2026-10-05T01:00:00.000+00:00")
+    finding = write_ladder(tmp_path, [before, attempt(241_664), attempt(245_760, Verdict.FAIL)], boots=2, reused=1)
+    rows = table_rows(read_page(write_finding_page(finding)), "boots")
+    assert [row[3] for row in rows] == ["(reused from an earlier ladder)", "", "graph capture OOM"]
+
+
+def test_one_device_set_needs_no_number(tmp_path: Path) -> None:
+    finding = write_ladder(tmp_path, [attempt(241_664, device_set="a"), attempt(245_760, Verdict.FAIL, device_set="a")])
+    page = read_page(write_finding_page(finding))
+    assert "set 1" not in page.text
+    rung = read_page(next(finding.parent.rglob("rung.html")))
+    pairs = {
+        entry.one("dt").text: entry.one("dd").text for node in rung.all("dl", "pairs") for entry in node.all("div")
+    }
+    assert pairs["device set"] == "a"
+    assert "compile cache" not in pairs
+
+
+def test_a_flaky_band_is_shown_with_the_ends_that_held(tmp_path: Path) -> None:
+    attempts = [attempt(237_568), attempt(241_664), attempt(241_664, Verdict.FAIL), attempt(249_856, Verdict.FAIL)]
+    page = read_page(
+        write_finding_page(
+            write_ladder(
+                tmp_path, attempts, kind=FindingKind.FLAKY, value=237_568, failed_at=241_664, steady_value=237_568,
+                refused_at=249_856,
+            )
+        )
+    )  # fmt: skip
+    figures = {entry.one("dt").text: entry.one("dd").text for entry in page.one("dl", "figures").all("div")}
+    assert figures["passed three of three"] == "237,568 tokens"
+    assert figures["failed two of two"] == "249,856 tokens"
+    assert "237,568 tokens passed three of three, and 249,856 tokens failed two of two" in page.one("p", "prose").text
+
+
+def test_where_nothing_passes_something_else_is_to_be_turned(tmp_path: Path) -> None:
+    lever = Lever("max_num_seqs", "lower", "helps", "each sequence needs a state block")
+    finding = write_ladder(
+        tmp_path, [attempt(131_072, Verdict.FAIL)], kind=FindingKind.EMPTY, value=None, failed_at=131_072, lever=lever
+    )
+    page = read_page(write_finding_page(finding))
+    assert page.one("p", "for-more").text == "Instead: lower max_num_seqs: each sequence needs a state block"
+
+
+def test_a_ladder_over_a_fraction_under_other_axes(tmp_path: Path) -> None:
+    attempts = [
+        attempt(131_072, verdict, rung=f"max_num_seqs=3,gpu_memory_utilization={share:g}", shape=Shape(max_num_seqs=3))
+        for share, verdict in ((0.97, Verdict.FAIL), (0.9, Verdict.PASS), (0.96, Verdict.PASS))
+    ]
+    axis = Axis(name="gpu_memory_utilization", floor=9_000, ceiling=9_900, quantum=100, scale=10_000)
+    page = read_page(
+        write_finding_page(write_ladder(tmp_path, attempts, axis=axis, value=9_600, failed_at=9_700, boots=3))
+    )
+    assert [row[1] for row in table_rows(page, "boots")] == ["0.97", "0.90", "0.96"]
+    ticks = [node.text for node in page.one("svg", "ladder").all("text", "tick")]
+    assert (ticks[0], ticks[-1]) == ("0.90", "0.99")
+    assert "An engine booted at 0.96 and passed. At 0.97, the next rung" in page.one("p", "prose").text
+    assert "In steps of 0.01 there is no rung between the two" in page.one("p", "prose").text
+    assert "from 0.99 down to 0.90 in steps of 0.01: 10 rungs" in page.text
+
+
+def test_the_findings_of_stacked_ladders_lie_beside_each_other(tmp_path: Path) -> None:
+    records = [attempt(241_664, rung="max_num_seqs=3,max_model_len=241664"), attempt(245_760, Verdict.FAIL)]
+    paths = [write_attempt(tmp_path, record) for record in records]
+    archive = RunArchive(tmp_path, RUN)
+    for stage, booted in (("max_num_seqs=3", paths), ("max_num_seqs=4", paths[1:])):
+        finding = archive.write_finding(finding_record(()), attempts=booted, stage=stage)
+        write_finding_page(finding)
+    links = [
+        [node.attributes["href"] for node in read_page(path.with_name("rung.html")).all("a")
+         if node.text == "all rungs of this ladder"]
+        for path in paths
+    ]  # fmt: skip
+    one, both = "../max_num_seqs=3/ladder.html", ["../max_num_seqs=3/ladder.html", "../max_num_seqs=4/ladder.html"]
+    assert links == [[one], both]

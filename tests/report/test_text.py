@@ -14,7 +14,7 @@ from pytest_kvbudget.search.model import Hint, Limit
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
-from tests.report.building import attempt, finding_record
+from tests.report.building import RUN, attempt, finding_record
 
 WORDS = st.text(max_size=60)
 CAUSES = st.builds(
@@ -118,6 +118,49 @@ def test_finding_has_a_line_per_boot_in_boot_order() -> None:
     # to lower the window is no way to a larger window
     assert "  for more  lower gpu_memory_utilization" in lines
     assert lines[-1] == "  record    runs/r1/finding.json"
+
+
+def test_a_finding_says_what_else_belongs_to_it_in_few_lines() -> None:
+    earlier = msgspec.structs.replace(RUN, run="20261004T221100Z-99aa11")
+    attempts = [
+        attempt(262_144, Verdict.FAIL, run=earlier, warm=True, device_set="x"),
+        attempt(241_664, warm=True, device_set="x"),
+        attempt(245_760, Verdict.FAIL, warm=False, device_set="y"),
+    ]
+    note = "rungs above 262,144 were not booted"
+    record = finding_record(
+        ("a", "b", "c"), boots=2, repeats=1, reused=1, notes=(note,), sigma_bytes=80.0 * MIB, sigma_source="residuals",
+        deploy_value=239_616, sentence=f"241,664 passed; {note}",
+    )  # fmt: skip
+    lines = finding_lines(record, attempts)
+    assert lines[0] == "241,664 passed"
+    assert lines[1].endswith("; warm; set 1; reused from run 20261004T221100Z-99aa11")
+    assert lines[2].endswith("; warm; set 1")
+    assert lines[3].endswith("; cold; set 2")
+    assert "  sets      set 1: devices 0, 1; set 2: devices 0, 1" in lines
+    assert (
+        "  deploy    at most 239,616 tokens: three sigma below the largest that passed; arithmetic, not a boot" in lines
+    )
+    assert "  noise     one sigma is 80.00 MiB, from this search's own boots" in lines
+    assert f"  note      {note}" in lines
+    assert "of which 1 repeated one with a verdict" in " ".join(" ".join(lines).split())
+
+
+def test_where_nothing_passes_the_lever_is_named() -> None:
+    lever = Lever("max_num_seqs", "lower", "helps", "each sequence needs a state block")
+    record = finding_record(("a",), kind=FindingKind.EMPTY, value=None, failed_at=131_072, lever=lever)
+    lines = finding_lines(record, [attempt(131_072, Verdict.FAIL)])
+    assert "  instead   lower max_num_seqs: each sequence needs a state block" in lines
+    assert not any(line.startswith("  for more") for line in lines)
+
+
+def test_an_estimate_is_in_the_unit_of_the_axis_that_was_climbed() -> None:
+    record = attempt(
+        4_096, Verdict.FAIL, ledger=None, cause=None, rung="max_model_len=4096,gpu_memory_utilization=0.97",
+        hint=Hint(estimate=9_500),
+    )  # fmt: skip
+    (numbers,) = [line for line in attempt_lines(record) if "numbers" in line]
+    assert numbers == "  numbers   engine's estimate 0.95"
 
 
 @given(cause=CAUSES, message=WORDS, rung=WORDS, note=WORDS, tail=st.lists(WORDS, max_size=3))

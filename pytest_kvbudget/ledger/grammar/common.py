@@ -41,7 +41,8 @@ TORCH: Final = (
         parts=(r"free: {free_bytes:bytes}\b", r"total: {total_bytes:bytes}\b"),
     ),
     Row(
-        pattern=r"(?:CUDA|HIP|hip|cuda) ?(?:error|Error|runtime error)?:? ?(?:out of memory|hipErrorOutOfMemory)",
+        pattern=r"(?:CUDA|HIP|hip|cuda) ?(?:error|Error|runtime error)?:? ?"
+        r"(?:out of memory(?! occ)|hipErrorOutOfMemory)",
         scope="rank",
         needle=" out of memory",
         failure=_OOM,
@@ -49,6 +50,20 @@ TORCH: Final = (
     ),
     Row(pattern=r"\bhipErrorOutOfMemory\b", needle="ErrorOutOfMemory", scope="rank", failure=_OOM, known=False),
     Row(pattern=r"\bcudaErrorMemoryAllocation\b", needle="ErrorMemoryAlloc", scope="rank", failure=_OOM, known=False),
+    Row(
+        pattern=r"(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+        needle="_STATUS_ALLOC_FAILED",
+        scope="rank",
+        failure=_OOM,
+        known=False,
+    ),
+    Row(
+        pattern=r"(?:Cuda|CUDA|Hip|HIP) failure (?:\d+ )?'out of memory'",
+        needle="'out of memory'",
+        scope="rank",
+        failure=_OOM,
+        known=False,
+    ),
 )
 
 HOST: Final = (
@@ -90,7 +105,6 @@ HOST: Final = (
     Row(
         pattern=r"killed due to the node running low on memory|ray\.exceptions\.OutOfMemoryError",
         needle="emory",
-        known=False,
         failure=Failure(failure_class="host_oom_killed"),
     ),
     Row(
@@ -102,12 +116,29 @@ HOST: Final = (
     Row(pattern=r"Killed process \d+", known=False, failure=Failure(failure_class="host_oom_killed")),
     *(
         Row(
+            pattern=pattern,
+            needle=needle,
+            known=False,
+            failure=Failure(failure_class="host_oom_killed", tier=Tier.KILLED),
+        )
+        for pattern, needle in (
+            (r"\bexited with code 137\b", "exited with code 137"),
+            (r"\bOOMKilled\b(?!\"?: ?false)", "OOMKilled"),
+            (r"killed by the OOM killer", ""),
+            (r"Failed with result 'oom-kill'", ""),
+            (r"Main process exited, code=killed, status=9/KILL", ""),
+        )
+    ),
+    *(
+        Row(
             pattern=pattern, needle=needle, known=False, failure=Failure(failure_class="engine_killed", tier=Tier.DEATH)
         )
         for pattern, needle in (
             (r"^\s*Segmentation fault|core dumped", "core dumped"),
             (r"^Fatal Python error: (?:Segmentation fault|Aborted|Bus error)", "Fatal Python error: "),
             (r"!+ Segfault encountered !+", "Segfault encountered"),
+            (r"Main process exited, code=(?:dumped|killed), status=(?!9/|15/)\d+/", "Main process exited, code="),
+            (r"\bexited with code 13[49]\b", "exited with code 13"),
         )
     ),
 )
@@ -144,15 +175,18 @@ FRAMES: Final[dict[str, Phase]] = {
     "_dummy_sampler_run": Phase.WARMUP,
     "_dummy_pooler_run": Phase.WARMUP,
     "kernel_warmup": Phase.WARMUP,
+    "_warm_up_model": Phase.WARMUP,
     "compile_or_warm_up_model": Phase.WARMUP,
     "execute_model": Phase.REQUEST,
     "sample_tokens": Phase.REQUEST,
     "forward_batch_generation": Phase.REQUEST,
 }
-"""Functions of the engines that run in one phase only. The outermost frame counts; ``compile_or_warm_up_model`` is
-the frame around capture and warm-up, so a frame inside it counts more."""
+"""Functions of the engines that run in one phase only. The outermost frame counts that is no weak one."""
 
 WAITING_FRAMES: Final = frozenset({"make_async_mp_client", "launch_core_engines", "wait_for_engine_startup"})
 """Functions in which the server waits for the engine: the engine's own phase counts, at least ``worker_init``."""
 
-WEAK_FRAMES: Final = frozenset({"compile_or_warm_up_model", "determine_available_memory"})
+WEAK_FRAMES: Final = frozenset(
+    {"compile_or_warm_up_model", "determine_available_memory", "initialize_cache", "_warm_up_model"}
+)
+"""Frames around others of these; a frame inside them counts more."""

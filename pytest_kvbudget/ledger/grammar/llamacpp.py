@@ -100,6 +100,11 @@ FAILURES: Final = (
         failure=_fails("ggml_oom"),
     ),
     Row(
+        pattern=r"ggml_gallocr_reserve_n\w*: failed to allocate",
+        needle="ggml_gallocr_reserve_n",
+        failure=_fails("profile_oom", Phase.PROFILE, Tier.KILLED),
+    ),
+    Row(
         pattern=r"failed to allocate \w+ buffer of size {tried_alloc_bytes:bytes}",
         needle=" buffer of size ",
         failure=_fails("ggml_oom"),

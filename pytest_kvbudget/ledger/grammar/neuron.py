@@ -34,6 +34,9 @@ def _fails(failure_class: str, phase: Phase | None = None, tier: Tier = Tier.ROO
     return Failure(failure_class=failure_class, phase=phase, tier=tier, soft=soft)
 
 
+COMPILED: Final = "compiled"
+"""How a boot that only compiles ends: by an exception, which is its success."""
+
 BOOT: Final = (
     Row(pattern=r"Platform plugin neuron is activated", phase=Phase.ARGUMENT, scope="api"),
     Row(pattern=r"neuron -> vllm_neuron", phase=Phase.ARGUMENT, scope="api"),
@@ -46,7 +49,7 @@ BOOT: Final = (
     Row(pattern=r"CCOM bootstrap rendezvous: ", phase=Phase.WORKER_INIT, scope="rank", releases="0.21+"),
     Row(pattern=r"Loading model on NeuronWorker", phase=Phase.WEIGHTS_LOAD, scope="rank", releases="0.21+"),
     Row(
-        pattern=r"Neuron HBM: {hbm_total_used_bytes:gib} used, {free_bytes:gib} free",
+        pattern=r"Neuron HBM: {used_after_load_bytes:gib} used, {free_after_load_bytes:gib} free",
         phase=Phase.WEIGHTS_LOAD,
         then=Phase.KV_CHECK,
         scope="rank",
@@ -135,6 +138,23 @@ BOOT: Final = (
         scope="rank",
         releases="0.21+",
     ),
+    *(
+        Row(
+            pattern=pattern,
+            needle=pattern,
+            phase=Phase.COMPILE,
+            scope="rank",
+            flags=flags,
+            releases="0.21+",
+            known=False,
+        )
+        for pattern, flags in (
+            ("ompilation cache key: ", ()),
+            ("ache hit for key", ("graphs_from_cache",)),
+            ("ache miss for key", ("graphs_compiled",)),
+            ("recompilation for key", ("graphs_compiled",)),
+        )
+    ),
     Row(
         pattern=r"waiting for all ranks to finish (?:graph extraction|compilation)",
         needle="waiting for all ranks to finish",
@@ -142,10 +162,21 @@ BOOT: Final = (
         scope="rank",
         releases="0.21+",
     ),
-    Row(pattern=r"Compiled HLO [0-9a-f]{8,} in ", phase=Phase.COMPILE, scope="rank", releases="0.21+"),
+    Row(
+        pattern=r"Compiled HLO [0-9a-f]{8,} in ",
+        phase=Phase.COMPILE,
+        scope="rank",
+        flags=("graphs_compiled",),
+        releases="0.21+",
+    ),
     Row(pattern=r"^Compiling\.\.\.", needle="Compiling...", phase=Phase.COMPILE, scope="rank", known=False),
     Row(
-        pattern=r"Compilation complete in ", phase=Phase.COMPILE, then=Phase.MODEL_LOAD, scope="rank", releases="0.21+"
+        pattern=r"Compilation complete in ",
+        phase=Phase.COMPILE,
+        then=Phase.MODEL_LOAD,
+        scope="rank",
+        flags=("compile_done",),
+        releases="0.21+",
     ),
     Row(
         pattern=r"Warming up model for \d+ num_batched_tokens_buckets",
@@ -168,6 +199,14 @@ BOOT: Final = (
         releases="0.21+",
     ),
     Row(pattern=r"Model warmup completed", phase=Phase.WARMUP, scope="rank", releases="0.21+"),
+    Row(
+        pattern=r"CPUCompilationComplete\b",
+        phase=Phase.COMPILE,
+        scope="rank",
+        failure=_fails(COMPILED, Phase.COMPILE),
+        flags=("compile_only",),
+        releases="0.21+; VLLM_NEURON_CPU_COMPILE",
+    ),
 )
 
 COMPILER: Final = (
@@ -236,17 +275,35 @@ COMPILER: Final = (
     ),
     Row(pattern=r"forcibly killed", scope="rank", failure=_fails("host_oom_killed", Phase.COMPILE)),
     Row(
+        pattern=r"Error: .*VLLM_NEURON_\w+ cannot both be set",
+        needle="VLLM_NEURON_",
+        scope="rank",
+        failure=_fails("argument_rejected", Phase.COMPILE),
+    ),
+    Row(
+        pattern=r"Error: (?!.* cannot both be set).*VLLM_NEURON_(?:DISABLE_WARMUP_COMPILE|ASSERT_CACHE_HIT)",
+        needle="VLLM_NEURON_",
+        scope="rank",
+        failure=_fails("compile_cache_miss", Phase.COMPILE),
+    ),
+    Row(
+        pattern=r"Error: .*[Cc]ompile cache miss\b",
+        needle="ompile cache miss",
+        scope="rank",
+        failure=_fails("compile_cache_miss", Phase.COMPILE),
+    ),
+    Row(
         pattern=r"Operation timed out!",
         needle="Operation timed out!",
         scope="rank",
-        failure=_fails("compile_desync", None, Tier.KILLED),
+        failure=_fails("compile_desync", None, Tier.DEATH),
         known=False,
     ),
     Row(
         pattern=r"Connection closed by peer",
         scope="rank",
         known=False,
-        failure=_fails("compile_desync", None, Tier.KILLED),
+        failure=_fails("compile_desync", None, Tier.DEATH),
     ),
 )
 
@@ -324,6 +381,15 @@ RUNTIME: Final = (
         needle="device_resource_va failed",
         scope="rank",
         failure=_fails("device_resource_exhausted", Phase.MODEL_LOAD),
+    ),
+    *(
+        Row(
+            pattern=rf"(?:nrt_|Could not load the model).*\bstatus={{status:count}}(?<=={status})\s+message=",
+            needle=f"status={status}",
+            scope="rank",
+            failure=_fails(failure_class),
+        )
+        for status, failure_class in ((5, "device_fault"), (9, "devices_busy"), (11, "host_memory_short"))
     ),
     Row(pattern=r"\bstatus={status:count}\s+message=", needle="message=", scope="rank", known=False),
     Row(
@@ -420,6 +486,12 @@ REFUSED: Final = (
         scope="rank",
         failure=_fails("kv_check_short", Phase.KV_CHECK),
         releases="fork",
+    ),
+    Row(
+        pattern=r"(?:\benvs\.|getenv\(\")(?=VLLM_NEURON_){env_variable:word}(?=[\"\s)]|$)",
+        needle="VLLM_NEURON_",
+        scope="rank",
+        releases="0.21+; the lines of code in a traceback",
     ),
     Row(
         pattern=r"VLLM_NEURON_\w+ must be (?:in|a) ",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytest_kvbudget.ledger.grammar.model import Failure, Row, Table
+from pytest_kvbudget.ledger.grammar.model import Failure, Row, Table, Tier
 from pytest_kvbudget.verdict import Phase, Provenance
 
 _C = Provenance.CONFIGURED
@@ -126,4 +126,13 @@ ROWS: Final = (
     ),
 )
 
-TABLE: Final = Table(family="sglang", rows=ROWS)
+WRAPPERS: Final = tuple(
+    Row(pattern=pattern, needle=needle, failure=Failure(failure_class="unexplained", tier=Tier.WRAPPER))
+    for pattern, needle in (
+        (r"Scheduler hit an exception", ""),
+        (r"Received sigquit from a child process", ""),
+        (r"Detokenizer ?Manager hit an exception|TokenizerManager hit an exception", "Manager hit an exception"),
+    )
+)
+
+TABLE: Final = Table(family="sglang", rows=(*ROWS, *WRAPPERS))

@@ -160,7 +160,7 @@ WORKERS: Final = (
 
 COMPILE: Final = (
     Row(
-        pattern=r"Using cache directory: .* for vLLM's torch\.compile",
+        pattern=r"Using cache directory: {compile_cache_folder:text} for vLLM's torch\.compile",
         phase=Phase.COMPILE,
         scope="rank",
         releases="0.7+",
@@ -171,9 +171,25 @@ COMPILE: Final = (
         needle="Compiling a graph for ",
         phase=Phase.COMPILE,
         scope="rank",
+        flags=("graphs_compiled",),
         releases="0.7+",
     ),
-    Row(pattern=r"Directly load ", phase=Phase.COMPILE, scope="rank", releases="0.7+"),
+    Row(
+        pattern=r"Directly load (?:the compiled graph|AOT compilation)",
+        needle="Directly load ",
+        phase=Phase.COMPILE,
+        scope="rank",
+        flags=("graphs_from_cache",),
+        parts=(r"from path {compile_cache_folder:text}/rank_\d+_\d+/",),
+        releases="0.7+",
+    ),
+    Row(
+        pattern=r"saved AOT compiled function to {compile_cache_folder:text}/rank_\d+_\d+/",
+        needle="saved AOT compiled function to ",
+        phase=Phase.COMPILE,
+        scope="rank",
+        flags=("graphs_compiled",),
+    ),
     Row(pattern=r"Warming up model for the compilation", phase=Phase.COMPILE, scope="rank", releases="CPU"),
     Row(
         pattern=r"torch\.compile (?:takes|took) [\d.]+ s in total",

@@ -207,6 +207,21 @@ ARGUMENT: Final = (
 )
 
 WORKERS: Final = (
+    *(
+        Row(
+            pattern=pattern,
+            scope="rank",
+            failure=_fails("device_missing", phase),
+            known=False,
+        )
+        for pattern, phase in (
+            (r"Failed to infer device type", Phase.ARGUMENT),
+            (r"No CUDA GPUs are available", Phase.WORKER_INIT),
+            (r"No HIP GPUs are available", Phase.WORKER_INIT),
+            (r"Found no NVIDIA driver on your system", Phase.WORKER_INIT),
+            (r"Current node has no GPU available", Phase.WORKER_INIT),
+        )
+    ),
     Row(
         pattern=r"Free memory on device (?:(?:cuda|hip|xpu|musa):{device:count} )?"
         r"\({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup is less",
@@ -368,6 +383,13 @@ LATE: Final = (
         pattern=r"(?:CUDA|HIP) error: (?:an illegal memory access|misaligned address|invalid device function|"
         r"unspecified launch failure|no kernel image|device kernel image is invalid|device-side assert)",
         needle=" error: ",
+        scope="rank",
+        known=False,
+        failure=_fails("kernel_fault"),
+    ),
+    Row(
+        pattern=r"OutOfResources: |out of resource: shared memory",
+        needle="ut of resource",
         scope="rank",
         known=False,
         failure=_fails("kernel_fault"),

@@ -1,0 +1,145 @@
+"""Which lines of a boot say nothing new, told by their look and without reading them.
+
+A settled engine says every few seconds that it serves, a progress bar is redrawn hundreds of times. Such lines are
+judged by the block where that is possible: one search for the few that do say something.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from pytest_kvbudget.ledger.boot import BootState
+from pytest_kvbudget.ledger.scan import Kind, Survey, split_pieces
+
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+_SPEAKER_WITHIN: Final = 160
+_SPEAKER_BYTES: Final = 48
+_LOAD = re.compile(
+    rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |#queue-req: )([0-9]+)(?:.*usage: ([0-9.]+)%)?"
+)
+_STATISTICS: Final = " reqs, Waiting: "
+_QUEUE: Final = "#queue-req: "
+_QUEUED = re.compile(rb"#queue-req: [1-9]")
+_RARE: Final = b"W"
+"""Begins ``Waiting``, and little else in a log: one byte is found quicker than a word."""
+_BEFORE_BYTES: Final = 24
+_BEHIND_BYTES: Final = 48
+"""Around `_RARE`, what statistics say: ``Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 12.3%``."""
+_WAITING: Final = b"Waiting: "
+_HARMLESS = re.compile(
+    rb"(?:Running: [1-9][0-9]* reqs, Waiting: [0-9]+|Waiting: 0) reqs, (?:GPU )?KV cache usage: "
+    rb"([0-9]{1,3}(?:\.[0-9]+)?)%"
+)
+_MOST_KNOWN: Final = 4096
+"""Statistics that are remembered before all are forgotten."""
+
+
+def look(piece: bytes) -> tuple[bytes, bytes]:
+    """Who says a piece, and the piece as far as it does not matter which digits it has."""
+    return piece[: _speaker_end(piece)], piece.translate(_DIGITS)
+
+
+def _speaker_end(piece: bytes) -> int:
+    end = piece.find(b")", 0, _SPEAKER_WITHIN)
+    return end + 1 if end >= 0 else _SPEAKER_BYTES
+
+
+class Quiet:
+    """Tells what one boot says again; a new boot needs a new one."""
+
+    def __init__(self, state: BootState) -> None:
+        """``state``: what the boot said so far; it is asked, never changed."""
+        self._state = state
+        self._known: set[bytes] = set()
+        """Statistics in which no request waits alone and the KV cache is not fuller than it was."""
+
+    def known(self, piece: bytes, kind: Kind) -> bool:
+        """Whether a piece says nothing new."""
+        if self._state.waits_for_more:
+            return False
+        if kind.alive:
+            return self._state.settled and self._serves_on(piece)
+        return kind.repeats and self._state.calm and look(piece) in self._state.repeated
+
+    def loud(self, survey: Survey, block: bytes) -> Mapping[bytes, Kind]:
+        """Keys of the pieces that have to be looked at, as long as the boot `stays` quiet."""
+        state = self._state
+        picked = survey.picked
+        if not picked or state.waits_for_more or not state.calm:
+            return picked
+        quiet: set[bytes] = set()
+        if state.settled and not state.starved:
+            alive = {key: kind for key, kind in picked.items() if kind.alive and not kind.quotes}
+            if alive and not self._any_loud(frozenset().union(*(kind.load for kind in alive.values())), block):
+                quiet.update(alive)
+        if survey.zeroed:
+            quiet |= self._redrawn(survey, block)
+        return {key: kind for key, kind in picked.items() if key not in quiet} if quiet else picked
+
+    def stays(self) -> bool:
+        """What was no reason to look at a line is none now."""
+        state = self._state
+        return state.calm and not state.starved and not state.waits_for_more
+
+    def _any_loud(self, load: frozenset[str], block: bytes) -> bool:
+        """Whether a line among those that tell how many requests run and wait says something new."""
+        if load - {_STATISTICS, _QUEUE}:
+            return True
+        if _QUEUE in load and _QUEUED.search(block):
+            return True
+        return _STATISTICS in load and self._any_loud_statistics(block)
+
+    def _any_loud_statistics(self, block: bytes) -> bool:
+        known, find = self._known, block.find
+        at = find(_RARE)
+        while at >= 0:
+            said = block[at - _BEFORE_BYTES if at > _BEFORE_BYTES else 0 : at + _BEHIND_BYTES]
+            if said not in known and block.startswith(_WAITING, at) and not self._harmless(said):
+                return True
+            at = find(_RARE, at + 1)
+        return False
+
+    def _harmless(self, said: bytes) -> bool:
+        match, peak = _HARMLESS.search(said), self._state.peak_usage
+        if match is None or peak is None or float(match[1]) > peak:
+            return False
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add(said)
+        return True
+
+    def _serves_on(self, piece: bytes) -> bool:
+        """Of a line that only says that a settled engine serves: no request waits alone, no new peak of the usage."""
+        match = _LOAD.search(piece)
+        if match is None:
+            return True
+        running, waiting, usage = match.groups()
+        peak = self._state.peak_usage
+        return (
+            not self._state.starved
+            and (waiting == b"0" or running != b"0")
+            and (usage is None or (peak is not None and float(usage) <= peak))
+        )
+
+    def _redrawn(self, survey: Survey, block: bytes) -> set[bytes]:
+        """Keys of whole pieces of which every one is known by its look."""
+        repeated = self._state.repeated
+        found: set[bytes] = set()
+        speakers: dict[bytes, int] = {}
+        for key, kind in survey.picked.items():
+            if kind.alive or not kind.repeats or kind.quotes:
+                continue
+            end = _speaker_end(key)
+            if b"0" in key[:end]:
+                speakers[key] = end
+            elif (key[:end], key) in repeated:
+                found.add(key)
+        if speakers:
+            pieces = split_pieces(block)
+            said = {
+                (piece[: speakers[key]], key) for key, piece in zip(survey.keys, pieces, strict=True) if key in speakers
+            }
+            found |= speakers.keys() - {key for speaker, key in said - repeated}
+        return found

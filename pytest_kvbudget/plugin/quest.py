@@ -1,0 +1,244 @@
+"""What one test searches for: its questions one after the other, what is known beforehand, and when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_kvbudget import lessons
+from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.climb import Climb
+from pytest_kvbudget.expectation import Expected, expected_boots
+from pytest_kvbudget.plugin.asking import digest, own_shape
+from pytest_kvbudget.plugin.checks import MarkerError, OneRung, one_rung, specs_of
+from pytest_kvbudget.plugin.session import KvSession
+from pytest_kvbudget.question import Known, Question, RungPlan
+from pytest_kvbudget.recording import target_info
+from pytest_kvbudget.records import AttemptRecord, BootIdentity
+from pytest_kvbudget.search.model import Prior
+from pytest_kvbudget.search.noise import Noise
+from pytest_kvbudget.search.rungs import COUNTED
+from pytest_kvbudget.search.turn import turn, turned
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.specs import LadderSpec, SpecError, SweepSpec
+from pytest_kvbudget.tuning import Tuning
+from pytest_kvbudget.vantage import largest_headroom, plan_prior
+
+Earlier = tuple[Path, AttemptRecord]
+
+
+class QuestError(Exception):
+    """A question cannot be asked; the message says why, for people."""
+
+
+class Quest:
+    """The questions of one test, in order: each stacked ladder begins at the winner of the one before."""
+
+    def __init__(self, session: KvSession, item: pytest.Function) -> None:
+        """Raises `QuestError` for a wrong mark, or a rung that was asked for alone and is none."""
+        self._session, self._item = session, item
+        self._base = session.base_shape(item)
+        try:
+            self._specs = specs_of(item)
+            text = session.settings.rung
+            self.only: OneRung | None = None if text is None else one_rung(self._specs, text, item.nodeid)
+        except MarkerError as error:
+            raise QuestError(str(error)) from None
+        self._asked = 0
+        self._settled: dict[str, int | float] = {}
+        self._booted: list[Attempt] = []
+        self._minutes: lessons.Minutes | None = None
+        self._told: str = "nothing"
+        self._most = self._sets()
+
+    # -- questions
+
+    def next(self, previous: Question | None = None) -> Question | None:
+        """The next question, ``None`` after the last.
+
+        Args:
+            previous: the one before, proven.
+
+        Raises:
+            QuestError: its base shape does not allow it.
+        """
+        if previous is not None:
+            winner, value = previous.winner(), previous.finding().value
+            if winner is not None and value is not None:
+                self._base, self._settled[previous.name] = winner, previous.setting(value)
+        if self.only is not None:
+            found: list[LadderSpec | SweepSpec] = [] if self._asked else [self.only.spec]
+        else:
+            found = list(self._specs[self._asked : self._asked + 1])
+        if not found:
+            return None
+        self._asked += 1
+        try:
+            return self._question(found[0])
+        except SpecError as error:
+            raise QuestError(str(error)) from None
+
+    def _question(self, spec: LadderSpec | SweepSpec) -> Question:
+        session, settings = self._session, self._session.settings
+        base = self._base
+        for name, setting in ({} if self.only is None else self.only.fixed).items():
+            base = turn(base, name, setting)
+        if settings.leave_serving and self.only is None and self._asked == len(self._specs):
+            # The winner has to be booted after the proof's failing rung; that boot confirms it.
+            spec = msgspec.structs.replace(spec, confirm=max(1, spec.confirm))
+        target = target_info(settings.loaded, session.pool.backend, ())
+        only = None if self.only is None else self.only.value
+        test, asked = self._item.nodeid, digest(self._item, spec.windows, getattr(spec, "pool", "fixed"), spec.name)
+        if isinstance(spec, SweepSpec):
+            return Tuning(
+                spec,
+                base,
+                test=test,
+                target=target,
+                archive=session.archive,
+                strategy=settings.strategy,
+                only=only,
+                known=self._known(base, asked, None),
+                maximum=largest_headroom(settings.loaded, spec, base),
+                asked=asked or "",
+            )
+        return Climb(
+            spec,
+            base,
+            test=test,
+            target=target,
+            archive=session.archive,
+            strategy=settings.strategy,
+            only=only,
+            known=self._known(base, asked, spec),
+            fixed=self._fixed(spec, base),
+            asked=asked or "",
+        )
+
+    def _fixed(self, spec: LadderSpec, base: Shape) -> dict[str, int | float]:
+        """What a stacked ladder's labels name beside its own axis: the other axes, as they stand."""
+        others = (other.name for other in self._specs if other.name != spec.name)
+        found = {name: self._settled.get(name, turned(base, name)) for name in others}
+        return {name: setting for name, setting in found.items() if setting is not None}
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """What is climbed after the question that was asked last."""
+        return () if self.only is not None else tuple(spec.name for spec in self._specs[self._asked :])
+
+    # -- what is known beforehand
+
+    def _known(self, base: Shape, asked: str | None, ladder: LadderSpec | None) -> Known:
+        session = self._session
+        like = session.identity(base, asked)
+        self._minutes = None if like is None else lessons.minutes(session.history, like)
+        prior = None if ladder is None else self._prior(ladder, base, like)
+        self._told = "nothing" if prior is None else prior.source
+        return Known(
+            prior=prior,
+            noise=(None if like is None else lessons.sigma(session.history, like, base=base)) or Noise(),
+            cold_extra_bytes=None if like is None else lessons.cold_extra(session.history, like, base=base),
+            minutes=(1.0, 1.0) if self._minutes is None else self._minutes[:2],
+            max_boots=session.settings.max_boots,
+        )
+
+    def _prior(self, ladder: LadderSpec, base: Shape, like: BootIdentity | None) -> Prior | None:
+        found = None
+        if like is not None:
+            found = lessons.prior(
+                self._session.history, like, axis=ladder.rungs, base=base, pool=ladder.pool, windows=ladder.windows
+            )
+        loaded, experience = self._session.settings.loaded, self._session.pool.experience
+        return found or plan_prior(loaded, ladder, base, experience)
+
+    def earlier(self, question: Question, plan: RungPlan) -> Earlier | None:
+        """A finished boot that stands for one that is wanted: of a ladder before this one, or of an earlier run."""
+        if self.only is not None:
+            return None
+        request = question.request(plan, plan.shape)
+        for attempt in self._booted:
+            same = attempt.request.shape == request.shape and attempt.request.windows == request.windows
+            if same and attempt.request.pool == request.pool and attempt.record.verdict in COUNTED:
+                self._booted.remove(attempt)
+                return attempt.record_path, attempt.record
+        return self._session.resume(plan.shape, request.asked or None)
+
+    def keep(self, attempts: list[Attempt]) -> None:
+        """Boots of a ladder that is over: a later one does not repeat them."""
+        self._booted += attempts
+
+    # -- several device sets
+
+    @property
+    def side_by_side(self) -> bool:
+        """Rungs boot before their items run, on several device sets."""
+        return self._most > 1
+
+    def room(self, question: Question, *, running: int) -> int:
+        """How many further boots can begin now.
+
+        Raises:
+            PoolError: no device set could be had.
+        """
+        if not self.side_by_side:
+            return 1
+        return self._session.pool.reserve(question.base, self._most - running) if running < self._most else 0
+
+    def _sets(self) -> int:
+        """Device sets for this test: the target's, shared with the other workers of the run."""
+        session = self._session
+        if self.only is not None or not own_shape(self._item):
+            return 1
+        sets = len(session.pool.backend.slots(session.settings.loaded, self._base))
+        return max(1, sets // int(session.worker_input.get("workercount", 1)))
+
+    # -- limits and estimates
+
+    def limit(self, longest_s: float) -> str | None:
+        """Why no further boot may begin, ``None`` where one may.
+
+        Args:
+            longest_s: what the longest boot of the search took, with its body; 0 before the first.
+        """
+        until = self._session.settings.until
+        if until is None:
+            return None
+        minutes = longest_s / 60 or (0.0 if self._minutes is None else self._minutes.passing)
+        if datetime.now().astimezone() + timedelta(minutes=minutes) < until:
+            return None
+        took = f", and a boot takes {minutes:.1f} min" if minutes else ""
+        return f"--kvbudget-until {until:%H:%M} is reached{took}"
+
+    def estimate(self, question: Question) -> Iterator[str]:
+        """What a search is expected to cost, in words."""
+        rungs = len(question.grid)
+        expected = expected_boots(rungs, question.strategy, self._told)
+        yield f"expected: {_boots(expected)} for {rungs} rungs ({_TOLD[self._told]})"
+        limit = self._session.settings.max_boots
+        if limit is not None and limit < expected.at_most:
+            yield f"--kvbudget-max-boots {limit} may end it undecided"
+        if self._minutes is not None:
+            longest = max(self._minutes.passing, self._minutes.failing)
+            typical = expected.mean * (self._minutes.passing + self._minutes.failing) / 2
+            yield (
+                f"about {typical:.1f} min, at most {expected.at_most * longest:.1f} min, by {self._minutes.boots} "
+                f"earlier boots of this target ({self._minutes.passing:.1f} min where it passed, "
+                f"{self._minutes.failing:.1f} min where it failed)"
+            )
+        else:
+            yield "minutes: no boot of this target is in the archive"
+
+
+_TOLD = {
+    "nothing": "nothing is known beforehand",
+    "plan": "the plan says where to begin",
+    "archive": "an earlier finding says where to begin",
+}
+
+
+def _boots(expected: Expected) -> str:
+    return f"{expected.mean:.1f} boots, at most {expected.at_most}"

@@ -1,0 +1,83 @@
+"""Where labels stand in a chart so that they keep clear of lines, of one another and of the chart's end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations, product
+from typing import Final, NamedTuple
+
+MIDDLE: Final = 50.0
+END: Final = 101.0
+LETTER: Final = 0.66
+"""Percent of the width that one letter takes on a page as wide as it gets."""
+_NARROW: Final = 3
+"""How many times as much it takes on a telephone."""
+_ROUGH: Final = 1
+_CLEAN: Final = 4
+
+
+_CUT: Final = 6
+"""A text that is cut off is worse than any crossed lines, which its halo keeps readable."""
+
+
+class Place(NamedTuple):
+    """Where the label of a line stands."""
+
+    level: int
+    """Line of text from the top, from 0; the label's own line begins there and goes down."""
+    left: bool
+    """On the left of its line."""
+
+
+def on_the_left(at: float, width: float, lines: Sequence[float]) -> bool:
+    """Which side of its mark a label stands on: towards the middle, unless it would cross a line or the chart's end.
+
+    Args:
+        at: place of the mark, in percent of the chart's width like the others.
+        width: of the label.
+        lines: places of the lines.
+    """
+    preferred = at > MIDDLE
+    if not _collisions(at, width, preferred, lines) or _collisions(at, width, not preferred, lines):
+        return preferred
+    return not preferred
+
+
+def places(ats: Sequence[float], letters: Sequence[int]) -> list[Place]:
+    """Level and side of the labels of lines that go down from them, each on a level of its own.
+
+    A label crosses the lines of those that stand above it. What fits on a wide page counts more than what fits on a
+    narrow one, and towards the middle is better than away from it.
+
+    Args:
+        ats: places of the lines, in percent of the chart's width.
+        letters: lengths of the labels.
+    """
+    best: tuple[Place, ...] = min(_choices(len(ats)), key=lambda choice: _cost(choice, ats, letters))
+    return list(best)
+
+
+def _choices(count: int) -> Iterator[tuple[Place, ...]]:
+    for levels in permutations(range(count)):
+        for sides in product((True, False), repeat=count):
+            yield tuple(map(Place, levels, sides))
+
+
+def _cost(choice: tuple[Place, ...], ats: Sequence[float], letters: Sequence[int]) -> tuple[int, int]:
+    crossed = 0
+    for place, at, length in zip(choice, ats, letters, strict=True):
+        above = [ats[index] for index, other in enumerate(choice) if other.level < place.level and ats[index] != at]
+        for weight, letter in ((_CLEAN, LETTER), (_ROUGH, LETTER * _NARROW)):
+            crossed += weight * _collisions(at, length * letter, place.left, above)
+    away = sum(place.left != (at > MIDDLE) for place, at in zip(choice, ats, strict=True))
+    # of two that are as good, the one whose lines do not cross other lines' labels further down
+    tangled = sum(
+        (choice[a].level < choice[b].level) != (ats[a] > ats[b] if choice[a].left else ats[a] < ats[b])
+        for a, b in combinations(range(len(choice)), 2)
+    )
+    return crossed, away + tangled
+
+
+def _collisions(at: float, width: float, left: bool, lines: Sequence[float]) -> int:
+    low, high = (at - width, at) if left else (at, at + width)
+    return sum(low <= line <= high for line in lines) + _CUT * (low < 0 or high > END)

@@ -1,0 +1,203 @@
+"""A headroom sweep over real boots: the shape of each boot, what the result belongs to, and the finding's record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from pytest_kvbudget.archive import RunArchive, timestamp
+from pytest_kvbudget.budget.gate import flag_value
+from pytest_kvbudget.question import DEFAULT_STRATEGY, Known, Question, RungPlan
+from pytest_kvbudget.records import AttemptRecord, SweepRecord, TargetInfo
+from pytest_kvbudget.request import BootRequest
+from pytest_kvbudget.search.knobs import TICKS, why_futile
+from pytest_kvbudget.search.ladder import Ask
+from pytest_kvbudget.search.model import Axis, SweepFinding, SweepKey, Trial
+from pytest_kvbudget.search.predict import Predict
+from pytest_kvbudget.search.strategies import SWEEP_STRATEGIES
+from pytest_kvbudget.search.sweep import Sweep
+from pytest_kvbudget.search.turn import turn, turned
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.specs import SpecError, SweepSpec
+
+_FORMAT_FLAGS: Final = ("--quantization", "-q", "--dtype", "--hf-overrides", "--load-format")
+"""Flags that decide what a checkpoint's weights are on the device."""
+_BACKEND_VARIABLE: Final = "VLLM_ATTENTION_BACKEND"
+
+
+class Tuning(Question):
+    """One headroom sweep on one target."""
+
+    kind = "sweep"
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        base: Shape,
+        *,
+        test: str,
+        target: TargetInfo,
+        archive: RunArchive,
+        strategy: str | None = None,
+        only: int | None = None,
+        known: Known | None = None,
+        maximum: int | None = None,
+        asked: str = "",
+    ) -> None:
+        """A sweep that has not booted anything yet.
+
+        Args:
+            spec: what its marker asks for.
+            base: the shape, the knob aside.
+            test: node id.
+            target: what it runs on.
+            archive: where its records go.
+            strategy: the run's own, where the marker names none.
+            only: the one value to boot.
+            known: what plans and earlier runs say.
+            maximum: value beyond which arithmetic expects the opposite failure (``maximum_headroom``).
+            asked: digest of what the test asks of a boot.
+
+        Raises:
+            SpecError: the sweep would test nothing at this shape, or has no upper end.
+        """
+        super().__init__(base, test=test, target=target, archive=archive)
+        futile = why_futile(spec.knob, base)
+        if futile is not None:
+            raise SpecError(futile)
+        self.spec, self._only, self._asked = spec, only, asked
+        self.strategy = spec.strategy or strategy or DEFAULT_STRATEGY
+        if self.strategy not in SWEEP_STRATEGIES:
+            raise SpecError(f"strategy {self.strategy!r}; a sweep knows {', '.join(SWEEP_STRATEGIES)}")
+        known = known or Known()
+        predict = Predict(spare=1, minutes=known.minutes)
+        self._sweep = Sweep(
+            spec.knob,
+            lowest=spec.floor,
+            highest=self._ceiling(),
+            step=spec.step,
+            fine_step=spec.fine_step,
+            start=spec.start,
+            maximum=maximum,
+            strategy=predict if self.strategy == "predict" else SWEEP_STRATEGIES[self.strategy],
+            confirm=spec.confirm,
+            max_boots=known.max_boots,
+            noise=known.noise,
+            cold_extra_bytes=known.cold_extra_bytes,
+            classes=spec.classes,
+            key=sweep_key(base, target),
+        )
+
+    @property
+    def name(self) -> str:
+        """The knob."""
+        return self.spec.name
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Lowest and highest value."""
+        return self.spec.knob.show(self._sweep.lowest), self.spec.knob.show(self._sweep.highest)
+
+    @property
+    def grid(self) -> Axis:
+        """The values of the coarse grid; where it begins does not count here."""
+        sweep = self._sweep
+        scale = 1 if self.spec.knob.unit == "bytes" else TICKS
+        # an axis has no rung at zero, and only their number matters
+        lowest = max(1, sweep.lowest)
+        ceiling = lowest + sweep.highest - sweep.lowest
+        return Axis(name=self.name, floor=lowest, ceiling=ceiling, quantum=sweep.step, scale=scale)
+
+    def asks(self, count: int) -> tuple[Ask, ...]:
+        """Values to boot now."""
+        if self._only is None:
+            return self._sweep.next_batch(count)
+        return () if self._attempts else (Ask(value=self._only, index=0, attempt=1, why="search"),)
+
+    def setting(self, value: int) -> int | float:
+        """A value as shape or variable take it."""
+        return self.spec.knob.setting(value)
+
+    def request(self, plan: RungPlan, shape: Shape) -> BootRequest:
+        """The boot of a value."""
+        return BootRequest(
+            test=self.test,
+            shape=shape,
+            rung=plan.rung,
+            number=plan.number,
+            windows=self.spec.windows,
+            axis=self.name,
+            knob=True,
+            asked=self._asked,
+        )
+
+    def shape(self, value: int) -> Shape:
+        """The base shape with the knob at a value."""
+        try:
+            return turn(self.base, self.name, self.setting(value))
+        except msgspec.ValidationError as error:
+            raise SpecError(f"{self.name}={self.spec.knob.show(value)}: {error}") from None
+
+    def take(self, trial: Trial, record: AttemptRecord) -> None:
+        """Tell the sweep of a boot."""
+        if self._only is None:
+            self._sweep.tell(trial)
+
+    def halt(self, reason: str) -> None:
+        """Want no further boot."""
+        self._sweep.halt(reason)
+
+    def finding(self) -> SweepFinding:
+        """What is established so far."""
+        return self._sweep.finding()
+
+    def write(self) -> SweepRecord:
+        """The finding's record."""
+        return SweepRecord(
+            run=self._archive.info,
+            test=self.test,
+            target=self._target,
+            shape=self.base.redacted(),
+            strategy=self.strategy,
+            windows=self.spec.windows,
+            finding=self.finding(),
+            attempts=(),
+            started=self._started,
+            finished=timestamp(),
+        )
+
+    def _ceiling(self) -> int:
+        if self.spec.ceiling is not None:
+            return self.spec.ceiling
+        own = turned(self.base, self.name)
+        if own is None or self.spec.knob.value(own) < self.spec.floor:
+            raise SpecError(
+                f"knob={self.name!r} needs a ceiling: give the marker one, or the shape a {self.name} of at least "
+                f"{self.spec.knob.show(self.spec.floor)}"
+            )
+        return self.spec.knob.value(own)
+
+
+def sweep_key(base: Shape, target: TargetInfo) -> SweepKey:
+    """What a sweep's result belongs to, by what configuration says of it (Neuron document, section 3)."""
+    formats = [f"{flag} {value}" for flag in _FORMAT_FLAGS if (value := flag_value(base.extra_args, flag))]
+    attention = base.env.get(_BACKEND_VARIABLE)
+    kind = target.backend if attention is None else f"{target.backend} {attention}"
+    return SweepKey(
+        model=base.model,
+        weights_format=" ".join(formats) or "as in the checkpoint",
+        tensor_parallel_size=base.tensor_parallel_size,
+        backend=kind,
+        lnc=base.lnc,
+        hardware=_hardware(target.config),
+    )
+
+
+def _hardware(config: Mapping[str, Any]) -> str | None:
+    mock = config.get("mock")
+    if isinstance(mock, Mapping):
+        return f"simulated {mock.get('platform', mock.get('dialect', 'device'))}"
+    platform = config.get("env", {}).get("NEURON_PLATFORM_TARGET_OVERRIDE")
+    return str(platform) if platform else None

@@ -1,0 +1,97 @@
+"""Where arithmetic points before the first boot: a place to begin, never an answer.
+
+Only real targets: what a simulated device does is to be found out as a real one's is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from pytest_kvbudget.budget.answers import answer
+from pytest_kvbudget.budget.model import BudgetInputError
+from pytest_kvbudget.config import LoadedTarget
+from pytest_kvbudget.planning import Experience, answer_for, ask_for
+from pytest_kvbudget.search.model import Axis, Prior
+from pytest_kvbudget.search.pool import rung_shape
+from pytest_kvbudget.search.turn import turn
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.specs import LadderSpec, SweepSpec
+
+PLAN_RELATIVE: Final = 0.03
+"""What a plan's window may be off, as a share of it."""
+BLOCK_TOKENS: Final = {"cpu": 128}
+"""Tokens of a KV block where the engine's default is not 16."""
+_PRICED: Final = ("max_model_len", "kv_cache_memory_bytes")
+
+
+def plan_prior(
+    loaded: LoadedTarget, ladder: LadderSpec, base: Shape, experience: Experience | None = None
+) -> Prior | None:
+    """The largest value of a ladder whose promised windows fit by the plan; ``None`` where no plan can be made.
+
+    It takes the model's own configuration (``config.json`` in the folder that the shape names), and a KV cache whose
+    bytes are known: pinned, or by terms that an earlier boot of this run stated.
+    """
+    config = None if loaded.target.mock is not None else model_config(base)
+    if config is None or ladder.axis not in _PRICED:
+        return None
+    axis = ladder.rungs
+
+    def fits(value: int) -> bool:
+        try:
+            shape = rung_shape(base, axis.name, value, ladder.pool)
+        except (ValueError, msgspec.ValidationError):
+            return False
+        ask = msgspec.structs.replace(
+            ask_for(loaded, shape, experience), model_config=config, block_tokens=_block_tokens(loaded)
+        )
+        found = answer(ask)
+        need, have = found.figures.get("need_bytes"), found.figures.get("available_bytes")
+        return need is not None and have is not None and ladder.windows * need <= have and not found.refused
+
+    try:
+        largest = _largest(axis, fits)
+    except BudgetInputError:
+        return None
+    return None if largest is None else Prior(value=largest, relative=PLAN_RELATIVE, source="plan")
+
+
+def largest_headroom(loaded: LoadedTarget, sweep: SweepSpec, base: Shape) -> int | None:
+    """The headroom that leaves the minimum KV cache (Neuron document, section 3), where the weights are known."""
+    if sweep.name != "reserved_headroom" or loaded.target.mock is not None:
+        return None
+    found = answer_for(loaded, turn(base, sweep.name, sweep.floor))
+    most = None if found is None else found.figures.get("maximum_headroom_bytes")
+    return most if isinstance(most, int) and most > 0 else None
+
+
+def model_config(shape: Shape) -> dict[str, Any] | None:
+    """The configuration of a model that is a folder of this machine."""
+    if shape.model is None:
+        return None
+    try:
+        found = json.loads(Path(shape.model, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _block_tokens(loaded: LoadedTarget) -> int:
+    devices = [str(device) for device in loaded.target.devices] or ["cpu"]
+    return BLOCK_TOKENS.get(devices[0], 16)
+
+
+def _largest(axis: Axis, fits: Callable[[int], bool]) -> int | None:
+    """By bisection between floor and ceiling; ``None`` where not even the floor fits."""
+    if not fits(axis.floor):
+        return None
+    low, high = axis.floor, axis.ceiling + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

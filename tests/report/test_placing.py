@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_kvbudget.report.placing import LETTER, Place, on_the_left, places
+
+
+@pytest.mark.parametrize(
+    ("at", "lines", "left"),
+    [
+        (90.0, [], True),  # towards the middle
+        (10.0, [], False),
+        (60.0, [55.0], False),  # the other side of the line that the label would cross
+        (85.0, [80.0], True),  # no room on the other side: masked by its halo
+    ],
+)
+def test_a_label_keeps_clear_of_the_boundary(at: float, lines: list[float], left: bool) -> None:
+    assert on_the_left(at, 20.0, lines) is left
+
+
+def test_two_neighbours_on_the_right_hand_side() -> None:
+    """The label of the line further out stands above the end of the other line."""
+    assert places([82.0, 85.0], [27, 13]) == [Place(1, True), Place(0, True)]
+    assert places([20.0, 23.0], [27, 13]) == [Place(0, False), Place(1, False)]
+
+
+@given(
+    ats=st.lists(st.floats(9, 94), min_size=1, max_size=3, unique=True),
+    letters=st.lists(st.integers(1, 35), min_size=3),
+)
+def test_no_label_crosses_a_line_on_a_wide_page(ats: list[float], letters: list[int]) -> None:
+    chosen = places(ats, letters[: len(ats)])
+    assert sorted(place.level for place in chosen) == list(range(len(ats)))
+    for place, at, length in zip(chosen, ats, letters, strict=False):
+        width = length * LETTER
+        low, high = (at - width, at) if place.left else (at, at + width)
+        assert low >= 0
+        assert high <= 101
+        above = [ats[index] for index, other in enumerate(chosen) if other.level < place.level]
+        assert not any(low < line < high for line in above)
+
+
+def test_no_line_needs_no_place() -> None:
+    assert places([], []) == []
