@@ -84,7 +84,7 @@ class Climb(Question):
     def ends(self) -> tuple[str, str]:
         """Ceiling and floor."""
         axis = self.spec.rungs
-        return axis.show(axis.ceiling), axis.show(axis.floor)
+        return str(axis.setting(axis.ceiling)), str(axis.setting(axis.floor))
 
     @property
     def grid(self) -> Axis:
@@ -145,6 +145,14 @@ class Climb(Question):
             trial = msgspec.structs.replace(trial, pool_short=False)
         if self._only is None:
             self._ladder.tell(trial)
+
+    def moot(self) -> frozenset[int]:
+        """Rungs under way that other boots have answered."""
+        return frozenset(ask.value for ask in self._ladder.moot())
+
+    def drop(self, value: int) -> None:
+        """A boot under way was called off."""
+        self._ladder.drop(value)
 
     def halt(self, reason: str) -> None:
         """Want no further rung."""

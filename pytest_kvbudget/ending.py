@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import msgspec
+
 from pytest_kvbudget.config import Limits
 from pytest_kvbudget.device.model import ProbeError
 from pytest_kvbudget.device.trace import TRACE_FILE
@@ -14,6 +16,7 @@ from pytest_kvbudget.memory import AttemptMemory
 from pytest_kvbudget.plan_check import reconcile
 from pytest_kvbudget.planning import footprint_of
 from pytest_kvbudget.recording import Recording
+from pytest_kvbudget.verdict import Provenance
 
 FAILED_STOP_S: Final = 5.0
 """Grace for what is left of an engine whose boot failed: it has nothing to finish."""
@@ -63,4 +66,7 @@ def _reconcile_footprint(recording: Recording, ledger: BootLedger) -> None:
     totals = [device.total_bytes for reading in record.memory for device in reading.devices]
     expected = footprint_of(ledger, min(totals, default=None))
     if expected is not None:
-        record.reconciled += reconcile(expected, ledger, high_water_bytes=high_water)
+        found = reconcile(expected, ledger, high_water_bytes=high_water)
+        if record.target.simulated:
+            found = tuple(msgspec.structs.replace(one, provenance=Provenance.SIMULATED) for one in found)
+        record.reconciled += found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import version
@@ -99,7 +100,7 @@ def identity_of(
         devices=_devices(backend.lease_names(loaded, devices), () if backend.simulated else readings),
         driver=_driver(loaded, backend, devices, root),
         engine=engine_build(command),
-        target=_target(loaded, command),
+        target=_target(loaded, shape, command),
         shape=_shape(loaded, shape, command),
         asked=asked,
     )
@@ -139,14 +140,14 @@ def _driver(loaded: LoadedTarget, backend: Backend, devices: Sequence[str], root
     return None if kind is None else driver_version(kind, root)
 
 
-def _target(loaded: LoadedTarget, command: Command) -> str:
+def _target(loaded: LoadedTarget, shape: Shape, command: Command) -> str:
     """What the configuration and the environment of this process decide, whatever the shape."""
     target = loaded.target
     limits = {name: getattr(target.limits, name) for name in VERDICT_LIMITS}
+    # what the backend sets goes by device set and shape; what a shape overrides is the same on every rung
+    decided = command.env_added.keys() - loaded.environment.keys() - shape.env.keys()
     inherited = {
-        name: value
-        for name, value in command.env.items()
-        if name.startswith(INHERITED) and name not in command.env_added
+        name: value for name, value in os.environ.items() if name.startswith(INHERITED) and name not in decided
     }
     return digest_of(
         [target.backend, target.launcher, target.command, target.mock, limits, loaded.patterns],

@@ -266,6 +266,10 @@ class EnginePool:
             if lease is not None:
                 self._sets.give_back(lease, keep=not attempt.record.left_serving)
 
+    def spare(self) -> None:
+        """Give up leases that no engine has: others may want them while this process does something else."""
+        self._sets.release()
+
     def release(self) -> None:
         """Give up idle engines, and leases that no engine has."""
         for attempt in list(self._idle):

@@ -123,6 +123,14 @@ class Question(ABC):
         """What is established so far."""
 
     @abstractmethod
+    def moot(self) -> frozenset[int]:
+        """Values under way whose boots can be called off: other boots have answered for them."""
+
+    @abstractmethod
+    def drop(self, value: int) -> None:
+        """A boot under way was called off."""
+
+    @abstractmethod
     def halt(self, reason: str) -> None:
         """Want no further boot."""
 

@@ -94,16 +94,18 @@ class BootIdentity(msgspec.Struct, frozen=True, kw_only=True):
     plugin_version: str
     host: str
     devices: tuple[str, ...]
-    """Leased devices, each with its kind and total memory where a probe tells."""
+    """Machine-wide names of the leased devices, each with its total memory in bytes where a probe tells."""
     driver: str | None = None
+    """Kernel driver of the devices and its version; ``"none"`` on a CPU, ``"simulated"``."""
     engine: str | None = None
-    """The engine's build: what the command resolves to, with its version or digest."""
+    """The engine's build: version and files of what the command resolves to, and of what is installed beside it."""
     image: str | None = None
-    """Digest of the container image, where it runs in one."""
+    """Digest of the container image, where it runs in one. Missing on both sides is equal."""
     target: str
-    """Digest of everything in the target's configuration that a boot depends on, its environment included."""
+    """Digest of what configuration and environment decide whatever the shape: backend, launcher, command, variables,
+    limits that decide verdicts, patterns, simulated physics."""
     shape: str
-    """Digest of the shape, the axis' value included."""
+    """Digest of the shape, the axis' value included, and of the files that its command line names: its model's too."""
     asked: str | None = None
     """Digest of what the test asks of a boot: its marks, its body, windows and pool."""
 

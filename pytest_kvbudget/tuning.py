@@ -12,7 +12,7 @@ from pytest_kvbudget.budget.gate import flag_value
 from pytest_kvbudget.question import DEFAULT_STRATEGY, Known, Question, RungPlan
 from pytest_kvbudget.records import AttemptRecord, SweepRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
-from pytest_kvbudget.search.knobs import TICKS, why_futile
+from pytest_kvbudget.search.knobs import why_futile
 from pytest_kvbudget.search.ladder import Ask
 from pytest_kvbudget.search.model import Axis, SweepFinding, SweepKey, Trial
 from pytest_kvbudget.search.predict import Predict
@@ -24,6 +24,7 @@ from pytest_kvbudget.specs import SpecError, SweepSpec
 
 _FORMAT_FLAGS: Final = ("--quantization", "-q", "--dtype", "--hf-overrides", "--load-format")
 """Flags that decide what a checkpoint's weights are on the device."""
+_CARDS: Final = {"rdna4": "R9700", "vllm": "device of vLLM"}
 _BACKEND_VARIABLE: Final = "VLLM_ATTENTION_BACKEND"
 
 
@@ -104,11 +105,10 @@ class Tuning(Question):
     def grid(self) -> Axis:
         """The values of the coarse grid; where it begins does not count here."""
         sweep = self._sweep
-        scale = 1 if self.spec.knob.unit == "bytes" else TICKS
         # an axis has no rung at zero, and only their number matters
         lowest = max(1, sweep.lowest)
         ceiling = lowest + sweep.highest - sweep.lowest
-        return Axis(name=self.name, floor=lowest, ceiling=ceiling, quantum=sweep.step, scale=scale)
+        return Axis(name=self.name, floor=lowest, ceiling=ceiling, quantum=sweep.step, scale=self.spec.knob.scale)
 
     def asks(self, count: int) -> tuple[Ask, ...]:
         """Values to boot now."""
@@ -144,6 +144,14 @@ class Tuning(Question):
         """Tell the sweep of a boot."""
         if self._only is None:
             self._sweep.tell(trial)
+
+    def moot(self) -> frozenset[int]:
+        """Values under way that other boots have answered."""
+        return frozenset(self._sweep.moot())
+
+    def drop(self, value: int) -> None:
+        """A boot under way was called off."""
+        self._sweep.drop(value)
 
     def halt(self, reason: str) -> None:
         """Want no further boot."""
@@ -198,6 +206,7 @@ def sweep_key(base: Shape, target: TargetInfo) -> SweepKey:
 def _hardware(config: Mapping[str, Any]) -> str | None:
     mock = config.get("mock")
     if isinstance(mock, Mapping):
-        return f"simulated {mock.get('platform', mock.get('dialect', 'device'))}"
+        dialect = mock.get("dialect", "vllm")
+        return f"simulated {mock.get('platform') if dialect == 'neuron' else _CARDS.get(dialect, 'device')}"
     platform = config.get("env", {}).get("NEURON_PLATFORM_TARGET_OVERRIDE")
     return str(platform) if platform else None

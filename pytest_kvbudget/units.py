@@ -64,6 +64,17 @@ def format_size(size_bytes: float) -> str:
     return f"{int(size_bytes)} B"
 
 
+def exact_size(size_bytes: int) -> str:
+    """Write bytes for people so that they read back as the same number: ``"4.00 GiB"``, ``"1925.00 MiB"``.
+
+    Neighbours on a grid must not look alike, and what is shown may be typed again.
+    """
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size_bytes) >= factor and size_bytes * 100 % factor == 0:
+            return f"{size_bytes / factor:.2f} {unit}"
+    return f"{size_bytes:,} B"
+
+
 def format_gib(size_bytes: float) -> str:
     """Write bytes as GiB with two decimals, the unit and precision the engines print: ``"0.12 GiB"``."""
     return f"{size_bytes / GIB:.2f} GiB"

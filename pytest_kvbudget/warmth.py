@@ -12,6 +12,8 @@ from pytest_kvbudget.records import AttemptRecord
 COMPILED: Final = "graphs_compiled"
 """Something was compiled, whatever else was loaded."""
 LOADED: Final = "graphs_from_cache"
+UNREADABLE: Final = "compile_cache_unreadable"
+"""What an earlier boot compiled is there and cannot be loaded: vLLM 0.32 on CPU says so on every boot but the first."""
 COMPILE_DONE: Final = "compile_done"
 """The compile phase is over. The Neuron plugin names every program that it compiles before it says so."""
 CACHE_FOLDER: Final = "compile_cache_folder"
@@ -23,9 +25,11 @@ def warm_of(ledger: BootLedger) -> bool | None:
 
     Returns:
         ``None`` where nothing was compiled (eager mode, a boot that ended before), the log does not say, or compiled
-        graphs are not kept: then every boot is the same.
+        graphs are not kept or not loaded again: then every boot is the same.
     """
     on_neuron = ledger.family == "neuron"
+    if ledger.get(UNREADABLE):
+        return None
     if ledger.get(COMPILED):
         kept = on_neuron or ledger.get(CACHE_FOLDER) is not None or ledger.get(LOADED)
         return False if kept else None

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pytest_kvbudget.archive import read_attempt, read_finding
-from pytest_kvbudget.records import AttemptRecord, FindingRecord
+from pytest_kvbudget.records import AttemptRecord, FindingRecord, SweepRecord
 
 POOL_TOKENS = 51_200
 """Tokens that the simulated card's pinned pool holds: 50 MiB at 1024 bytes per token."""
@@ -79,8 +79,14 @@ class Project:
         return sorted(found, key=lambda record: record.started)
 
     def findings(self) -> list[FindingRecord]:
-        """Every finding's record."""
-        return [read_finding(path) for path in sorted(self.path.rglob("finding.json"))]
+        """Every ladder's finding."""
+        found = [read_finding(path) for path in sorted(self.path.rglob("finding.json"))]
+        return [record for record in found if isinstance(record, FindingRecord)]
+
+    def sweeps(self) -> list[SweepRecord]:
+        """Every sweep's finding."""
+        found = [read_finding(path) for path in sorted(self.path.rglob("finding.json"))]
+        return [record for record in found if isinstance(record, SweepRecord)]
 
     def junit(self) -> dict[str, ET.Element]:
         """The cases of ``--junitxml=junit.xml`` by name."""

@@ -35,8 +35,8 @@ def make_pool(command: tuple[str, ...] | None) -> EnginePool:
 
 def hang() -> None:
     pool = make_pool((sys.executable, str(Path(__file__).with_name("doorman.py"))))
-    print("begins", flush=True)
     pool.reserve(SHAPE, 2)
+    print("begins", flush=True)
     for name in ("one", "two"):
         environment = {"DOORMAN_FOLDER": str(FOLDER), "DOORMAN_NAME": name, "DOORMAN_WAITS_FOR": "nobody"}
         pool.start(BootRequest(test="t", shape=SHAPE.merged(env=environment), rung=name))

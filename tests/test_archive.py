@@ -75,7 +75,8 @@ def test_records_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists(), "nothing is created before something is written"
     path = archive.write_attempt(archive.attempt_folder("test_a.py::test_w", "max_model_len=4096", 1), attempt())
     assert read_attempt(path) == attempt()
-    found = archive.write_finding(finding())
+    record = archive.test_folder("test_a.py::test_w") / "a" / "attempt.json"
+    found = archive.write_finding(finding(), attempts=(record,))
     assert read_finding(found) == finding()
     assert [record for _, record in iter_records(tmp_path)] == [finding(), attempt()] or [
         record for _, record in iter_records(tmp_path)
@@ -87,7 +88,7 @@ def test_documents_match_the_exported_schema(tmp_path: Path) -> None:
     archive = RunArchive(tmp_path, INFO)
     validator = jsonschema.Draft202012Validator(schema())
     jsonschema.Draft202012Validator.check_schema(schema())
-    for path in (archive.write_attempt(tmp_path, attempt()), archive.write_finding(finding())):
+    for path in (archive.write_attempt(tmp_path, attempt()), archive.write_finding(finding(), attempts=())):
         validator.validate(json.loads(path.read_text()))
     broken = json.loads(msgspec.json.encode(attempt()))
     broken["verdict"] = "MAYBE"

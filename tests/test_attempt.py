@@ -11,19 +11,24 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from pytest_kvbudget.archive import RunArchive
+from pytest_kvbudget.archive import RunArchive, read_attempt
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.config import Limits, LoadedTarget, Target
+from pytest_kvbudget.device.trace import changes, decode
 from pytest_kvbudget.engine.processes import descendants, start_ticks, title, wait_until_gone
 from pytest_kvbudget.mock.spec import MockDevice, PhaseSeconds
 from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.verdict import Verdict
+from pytest_kvbudget.verdict import Provenance, Verdict
+from tests.mock.rehearsing import FORK
 
+GIB = 2**30
+MIB = 2**20
 SHAPE = Shape(model="simulated", max_model_len=4096)
 INFO = RunInfo(run="r", host="h", plugin_version="0", python_version="3")
 Pools = Callable[..., EnginePool]
@@ -170,3 +175,31 @@ def test_a_closed_attempt_judges_nothing_more(pools: Pools) -> None:
     pool.retire(attempt)
     attempt.body_ended(failed=True)
     assert attempt.record.verdict is Verdict.PASS
+
+
+def test_a_record_holds_the_footprint_against_the_most_that_the_card_showed(pools: Pools, tmp_path: Path) -> None:
+    device = msgspec.structs.replace(FORK, sysfs=str(tmp_path / "sysfs"))
+    precise = {"gpu_memory_utilization": 0.9375, "max_model_len": 65_536, "extra_args": ("--expert-precise-memory",)}
+    attempt = boot(pools(mock=device), **precise)
+    assert attempt.record.verdict is Verdict.PASS, attempt.record.message
+    attempt.close()
+    record = attempt.record
+    (found,) = [term for term in record.reconciled if term.term == "footprint"]
+    # 1 GiB of weights, 96 MiB of pool, 64 MiB of graphs and 4,448 MiB of arena, and 1.45 + 0.57 GiB that the law
+    # adds (RDNA4 document, section 1); printed to a hundredth of a GiB each
+    planned_bytes = (1024 + 96 + 64 + 4448) * MIB + int(1.45 * GIB) + int(0.57 * GIB)
+    assert found.planned_bytes == pytest.approx(planned_bytes, abs=3 * GIB / 200)
+    trace = decode((attempt.folder / "memory.json").read_bytes())
+    most = max(point.used_bytes for rank in range(len(trace.series)) for point in changes(trace, rank))
+    assert found.stated_bytes == most
+    assert found.difference_bytes == most - found.planned_bytes
+    assert found.provenance is Provenance.SIMULATED
+    # beside the plan's own terms, in the record on disk as well
+    on_disk = read_attempt(attempt.record_path)
+    assert found in on_disk.reconciled
+
+
+def test_a_plain_boot_has_no_footprint_of_experts(pools: Pools) -> None:
+    attempt = boot(pools())
+    attempt.close()
+    assert all(term.term != "footprint" for term in attempt.record.reconciled)

@@ -144,6 +144,22 @@ def test_what_an_engine_inherits_is_a_part(simulated: Subject, monkeypatch: pyte
     assert different(one, before) == different(one, simulated.identity()) == {"target"}
 
 
+def test_what_a_rung_overrides_leaves_the_target_as_it_is(simulated: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_X", "1")
+    one, other = (simulated.identity(SHAPE.merged(env={"VLLM_X": value})) for value in ("1", "2"))
+    assert different(one, other) == {"shape"}
+    assert different(one, simulated.identity()) == {"shape"}
+
+
+def test_devices_that_a_lease_overrides_are_no_part(
+    card: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
+    before = card.identity(root=tmp_path)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "4")
+    assert card.identity(root=tmp_path) == before
+
+
 def test_what_no_engine_reads_is_none(simulated: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     before = simulated.identity()
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_it.py::test_it (call)")

@@ -34,6 +34,8 @@ OLD_GRAPH = (
     WORKER + "[backends.py:134] Directly load the compiled graph(s) for dynamic shape from the cache, took 4.5 s"
 )
 AOT = WORKER + "[decorators.py:311] Directly load AOT compilation from path /c/torch_aot_compile/6ee4/rank_0_0/model"
+AGAIN = WORKER + "[decorators.py:333] [backbone] Compiling model again due to a load failure from "
+AGAIN += "/c/torch_aot_compile/6ee4/rank_0_0/model, reason: 'function' object has no attribute 'finalize_loading'"
 TOTAL = WORKER + "[monitor.py:53] torch.compile took 3.10 s in total"
 
 
@@ -48,6 +50,8 @@ TOTAL = WORKER + "[monitor.py:53] torch.compile took 3.10 s in total"
         # one model of two, or one size of several, was compiled
         ((CACHE, DYNAMO, GRAPH, COMPILING, TOTAL), False),
         ((GRAPH, COMPILING), False),
+        # the second boot of a real vLLM 0.32 on CPU: it compiles again whatever is there
+        ((AGAIN, SAVED), None),
         # nothing is kept: every boot compiles, and none is colder than another
         ((DYNAMO, COMPILING, TOTAL), None),
         ((CACHE, DYNAMO), None),

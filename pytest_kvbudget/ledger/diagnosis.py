@@ -11,9 +11,9 @@ from pytest_kvbudget.ledger.classes import Proof, proof_of
 from pytest_kvbudget.ledger.grammar import order_of
 from pytest_kvbudget.ledger.grammar.model import Tier
 from pytest_kvbudget.ledger.grammar.neuron import COMPILED
-from pytest_kvbudget.ledger.levers import argument_of, levers_for, with_argument, with_limits
-from pytest_kvbudget.ledger.misread import blamed_variable, misread
+from pytest_kvbudget.ledger.levers import levers_for, with_limits, with_own
 from pytest_kvbudget.ledger.model import Cause, Evidence, Lever, Outcome
+from pytest_kvbudget.ledger.refused import blamed, misread
 from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.ledger.sentences import Figures, limits_of, quote, sentence_for
 from pytest_kvbudget.verdict import Phase
@@ -67,7 +67,7 @@ class _Resolved(NamedTuple):
 def diagnose(state: BootState) -> Diagnosis:
     """Outcome, phase and cause of a boot, from the lines read so far."""
     root = _root(state)
-    if _compiled(state, root):
+    if root is not None and root.failure.failure_class == COMPILED:
         return Diagnosis(None, "booted", Phase.COMPILE, None)
     if root is None:
         return _without_root(state)
@@ -88,22 +88,22 @@ def _root(state: BootState) -> Seen | None:
     if not hard:
         return None
     named = [seen for seen in hard if seen.failure.tier in {Tier.ROOT, Tier.KILLED}]
+    done = next((seen for seen in named if seen.failure.failure_class == COMPILED), None)
+    if done is not None:
+        # it was only to compile, and ends by an exception: what other ranks raise after it are consequences
+        named += [seen for seen in hard if seen.row is None and seen.evidence.line < done.evidence.line]
     limits = [seen for seen in living if seen.failure.failure_class == "host_memory_limit"]
     if limits and all(seen.failure.failure_class == "oom" and not seen.readings for seen in named):
         # leaked descriptors and locked memory make a driver say "out of memory", without a size
         return limits[0]
     soft = [seen for seen in living if seen.failure.soft]
-    return min(
-        named or soft or hard, key=lambda seen: (seen.failure.tier, seen.evidence.line, seen.failure.phase is None)
-    )
+    return min(named or soft or hard, key=_nearness)
 
 
-def _compiled(state: BootState, root: Seen | None) -> bool:
-    """Whether it was only to compile and did so: it ends by an exception, and what follows are consequences."""
-    done = next((seen for seen in state.failures if seen.failure.failure_class == COMPILED), None)
-    if done is None or root is None:
-        return False
-    return root is done or (root.failure.tier is not Tier.ROOT and root.evidence.line > done.evidence.line)
+def _nearness(seen: Seen) -> tuple[bool, Tier, int, bool]:
+    """How near a line is to the root: the success that looks like a failure last, then tiers, then the first line."""
+    failure = seen.failure
+    return failure.failure_class == COMPILED, failure.tier, seen.evidence.line, failure.phase is None
 
 
 def _without_root(state: BootState) -> Diagnosis:
@@ -290,10 +290,10 @@ def _cause(state: BootState, root: Seen, failure_class: str, phase: Phase) -> Ca
     levers = _levers(state, failure_class, phase)
     sentence = sentence_for(failure_class, figures, root.evidence.text)
     if failure_class == "argument_rejected":
-        name, number = blamed_variable(state, root) or argument_of(root.evidence.text), misread(state, root)
-        levers = with_argument(levers, name, number=number)
-        if number and name is not None:
-            sentence = f"{name} is not a number that the engine can use: {quote(root.evidence.text)}"
+        own = blamed(state, root)
+        levers = levers if own is None else with_own(levers, own)
+        if own is not None and misread(state, root):
+            sentence = f"{own.name} is not a number that the engine can use: {quote(root.evidence.text)}"
     return Cause(
         phase=phase,
         failure_class=failure_class,

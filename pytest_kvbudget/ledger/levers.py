@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
@@ -302,24 +301,9 @@ _NEURON_WEIGHTS: Final = (
 )
 
 
-_BLAMED: Final = re.compile(
-    r"\b((?:VLLM|NEURON)_[A-Z0-9_]{3,})\b|error: (?:argument |unrecognized arguments: )(--?[\w-]+)"
-)
-
-
-def argument_of(text: str) -> str | None:
-    """The variable or flag that a message names first."""
-    match = _BLAMED.search(text)
-    return match[1] or match[2] if match is not None else None
-
-
-def with_argument(levers: tuple[Lever, ...], name: str | None, *, number: bool) -> tuple[Lever, ...]:
-    """The levers with what is to be corrected by its own name in front; ``number``: it was no finite number."""
-    if name is None:
-        return levers
-    value = "a finite number" if number else "a value that the message allows, or use an image that knows it"
-    own = _lever(name, "none", "helps", f"give it {value}, or leave it out")
-    return (own, *(lever for lever in levers if lever.name != "argument"))
+def with_own(levers: tuple[Lever, ...], own: Lever) -> tuple[Lever, ...]:
+    """The levers with what a refusal is about in front, by its own name."""
+    return (own, *(lever for lever in levers if lever.name not in {own.name, "argument"}))
 
 
 def with_limits(levers: tuple[Lever, ...], limits: dict[tuple[str, str], str]) -> tuple[Lever, ...]:

@@ -24,8 +24,8 @@ _QUEUE: Final = "#queue-req: "
 _QUEUED = re.compile(rb"#queue-req: [1-9]")
 _RARE: Final = b"W"
 """Begins ``Waiting``, and little else in a log: one byte is found quicker than a word."""
-_BEFORE_BYTES: Final = 24
-_BEHIND_BYTES: Final = 48
+_BEFORE_BYTES: Final = 20
+_BEHIND_BYTES: Final = 45
 """Around `_RARE`, what statistics say: ``Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 12.3%``."""
 _WAITING: Final = b"Waiting: "
 _HARMLESS = re.compile(
@@ -92,13 +92,16 @@ class Quiet:
         return _STATISTICS in load and self._any_loud_statistics(block)
 
     def _any_loud_statistics(self, block: bytes) -> bool:
-        known, find = self._known, block.find
-        at = find(_RARE)
+        known, find, rare = self._known, block.find, _RARE
+        at = find(rare)
         while at >= 0:
-            said = block[at - _BEFORE_BYTES if at > _BEFORE_BYTES else 0 : at + _BEHIND_BYTES]
-            if said not in known and block.startswith(_WAITING, at) and not self._harmless(said):
+            said = block[at - _BEFORE_BYTES if at > _BEFORE_BYTES else 0 : (behind := at + _BEHIND_BYTES)]
+            if said in known:
+                at = find(rare, behind)
+                continue
+            if block.startswith(_WAITING, at) and not self._harmless(said):
                 return True
-            at = find(_RARE, at + 1)
+            at = find(rare, at + 1)
         return False
 
     def _harmless(self, said: bytes) -> bool:

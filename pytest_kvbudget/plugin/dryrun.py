@@ -39,8 +39,9 @@ def _item_lines(session: KvSession, item: pytest.Item) -> Iterator[str]:
         if question is not None and plan is not None:
             shape, axis = plan.shape, question.grid
             lowest, highest = question.ends
+            way = "down to" if question.kind == "ladder" else "to"
             yield (
-                f"  {question.kind}: {question.name} from {lowest} to {highest} by {axis.show(axis.quantum)}, "
+                f"  {question.kind}: {question.name} from {lowest} {way} {highest} by {axis.setting(axis.quantum)}, "
                 f"{question.strategy}; first rung {plan.label}"
             )
             if quest.only is None:

@@ -109,6 +109,8 @@ class LadderRun:
                 self._answer(quest, question, part)
             finally:
                 self._cancel()
+                if quest.side_by_side:
+                    self._session.pool.spare()
                 # An interruption keeps what is established so far.
                 if part.rungs:
                     self._conclude(quest, question, part)
@@ -132,6 +134,7 @@ class LadderRun:
                 if not plans:
                     break
                 if self._take_over(quest, question, part, plans):
+                    self._call_off(question)
                     continue
                 plan, booting = self._next_boot(quest, question, plans)
             except PoolError as error:
@@ -143,20 +146,20 @@ class LadderRun:
                 time.monotonic() - begun + (0.0 if booting is None else booting.attempt.record.timings.boot_s or 0)
             )
             part.longest_s = max(part.longest_s, spent_s)
+            self._call_off(question)
 
     def _take_over(self, quest: Quest, question: Question, part: Part, plans: tuple[RungPlan, ...]) -> bool:
-        """Tell the search of an earlier boot that stands for one of those that are wanted."""
+        """Tell the search of earlier boots that stand for those that are wanted; whether there was one."""
+        some = False
         for plan in plans:
-            if plan.label in self._running:
-                continue
-            found = quest.earlier(question, plan)
+            found = None if plan.label in self._running else quest.earlier(question, plan)
             if found is not None:
                 path, record = found
                 part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
                 question.tell(plan, record, path, reused=True)
                 self._runner.reused_row(plan, record, path)
-                return True
-        return False
+                some = True
+        return some
 
     def _next_boot(
         self, quest: Quest, question: Question, plans: tuple[RungPlan, ...]
@@ -174,12 +177,22 @@ class LadderRun:
         label = next(label for label, (_, booting) in self._running.items() if booting is first)
         return self._running.pop(label)
 
+    def _call_off(self, question: Question) -> None:
+        """End the boots under way that other boots have answered: their devices are for those that are wanted."""
+        for value in question.moot():
+            for label in [label for label, (plan, _) in self._running.items() if plan.value == value]:
+                self._end(label)
+            question.drop(value)
+
     def _cancel(self) -> None:
         """End the boots that nobody waits for any more."""
-        while self._running:
-            _, (_, booting) = self._running.popitem()
-            self._session.pool.retire(booting.attempt)
-            self._session.keep(booting.attempt)
+        for label in list(self._running):
+            self._end(label)
+
+    def _end(self, label: str) -> None:
+        _, booting = self._running.pop(label)
+        self._session.pool.retire(booting.attempt)
+        self._session.keep(booting.attempt)
 
     def _conclude(self, quest: Quest, question: Question, part: Part) -> None:
         session, last = self._session, part.attempts[-1] if part.attempts else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
@@ -14,6 +15,7 @@ from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
 from pytest_kvbudget.plugin.paths import archive_folder, path_option, test_folders
 from pytest_kvbudget.question import DEFAULT_STRATEGY
 from pytest_kvbudget.search.strategies import STRATEGIES
+from pytest_kvbudget.units import SizeError, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def read_settings(config: pytest.Config) -> Settings:
         config_path=found.path,
         archive=archive,
         strategy=strategy,
-        rung=option.kvbudget_rung or None,
+        rung=_rung(option.kvbudget_rung),
         leave_serving=option.kvbudget_leave_serving,
         resume=option.kvbudget_resume,
         max_boots=_max_boots(option.kvbudget_max_boots),
@@ -121,6 +123,30 @@ def _nearest(config: pytest.Config) -> Path | None:
 def _value(config: pytest.Config, name: str) -> str | None:
     value: str | None = getattr(config.option, f"kvbudget_{name}") or config.getini(f"kvbudget_{name}") or None
     return value
+
+
+def _rung(text: str | None) -> str | None:
+    """A value or a label; whether it is a rung, its ladder tells."""
+    for part in [] if text is None else text.split(","):
+        value = part.rpartition("=")[2]
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (number >= 0 or _is_size(value)):
+            raise pytest.UsageError(
+                f"kvbudget: --kvbudget-rung: {value!r} is no value; expected a number, a size such as '4 GiB', or a "
+                "label as rows show it, such as max_num_seqs=4,max_model_len=65536"
+            )
+    return text or None
+
+
+def _is_size(text: str) -> bool:
+    try:
+        parse_size(text)
+    except SizeError:
+        return False
+    return True
 
 
 def _max_boots(text: str | None) -> int | None:

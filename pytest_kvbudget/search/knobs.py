@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from pytest_kvbudget.units import GIB, MIB, format_size
+from pytest_kvbudget.units import GIB, MIB, exact_size
 from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
         """The failures on the way from the goal."""
         return "minimum_kv" if self.ends_at == "allocation" else "allocation"
 
+    @property
+    def scale(self) -> int:
+        """How many whole numbers make 1 of the setting."""
+        return 1 if self.unit == "bytes" else TICKS
+
     def setting(self, value: int) -> int | float:
         """The value as shape, flag or environment take it: bytes, or the fraction."""
         return value if self.unit == "bytes" else value / TICKS
@@ -85,7 +90,7 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
 
     def show(self, value: int) -> str:
         """The value for people: ``"4.00 GiB"``, ``"0.982"``."""
-        return format_size(value) if self.unit == "bytes" else f"{value / TICKS:g}"
+        return exact_size(value) if self.unit == "bytes" else f"{value / TICKS:g}"
 
     def side(self, cause: Cause | None, classes: Mapping[str, Side] = MappingProxyType({})) -> Side | None:
         """Which way a failure pushes this knob; ``None`` where it says nothing about it.

@@ -124,6 +124,25 @@ class Ladder:
         self._rounds += len(pending) > before
         return tuple(pending)
 
+    def moot(self) -> tuple[Ask, ...]:
+        """Boots under way whose rungs the verdicts so far have answered: calling them off (`drop`) loses nothing.
+
+        Only boots of the search: a proof's repetitions are wanted for what they are.
+        """
+        bracket, axis = bracket_of(self.axis, self.history), self.axis
+        between = range(bracket.low + 1, bracket.high)
+        return tuple(
+            ask for ask in self._log.pending if ask.why == "search" and rung_of(axis, ask.value) not in between
+        )
+
+    def drop(self, value: int) -> None:
+        """A boot under way was called off: it has no verdict and counts nowhere.
+
+        Raises:
+            ValueError: no boot of this value is under way.
+        """
+        self._log.drop(value)
+
     def halt(self, reason: str) -> None:
         """Want no further boot: something outside the search ends it. What is proven by then stays proven."""
         self._halted = reason

@@ -60,6 +60,17 @@ class BootLog:
         self.told.append((ask, trial))
         self.pending.remove(ask)
 
+    def drop(self, value: int) -> None:
+        """Forget a pending boot.
+
+        Raises:
+            ValueError: it was not asked for.
+        """
+        ask = next((ask for ask in self.pending if ask.value == value), None)
+        if ask is None:
+            raise ValueError(f"no boot of {self.where(value)} is under way")
+        self.pending.remove(ask)
+
     def where(self, value: int) -> str:
         """A rung for people: ``max_model_len 245,760``."""
         return f"{self._name} {self._show(value)}"

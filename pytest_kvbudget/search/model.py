@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from pytest_kvbudget.ledger.model import Cause, Lever
+from pytest_kvbudget.units import exact_size
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
+BYTES_AXES: Final = frozenset({"kv_cache_memory_bytes", "reserved_headroom", "cudagraph_per_graph"})
+"""Axes and knobs whose values are bytes."""
 SigmaSource = Literal["archive", "residuals", "assumed"]
 
 
@@ -55,8 +58,10 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
         return value if self.scale == 1 else value / self.scale
 
     def show(self, value: int) -> str:
-        """A rung for people: ``245,760``, ``0.97``."""
-        return f"{value:,}" if self.scale == 1 else f"{value / self.scale:g}"
+        """A rung for people: ``245,760``, ``0.97``, ``50.00 MiB``."""
+        if self.scale != 1:
+            return f"{value / self.scale:g}"
+        return exact_size(value) if self.name in BYTES_AXES else f"{value:,}"
 
     def index_at_or_below(self, value: float) -> int:
         """Index of the highest rung at or below ``value``; -1 when even the floor is above it."""
@@ -193,6 +198,8 @@ class SweepFinding(msgspec.Struct, frozen=True, kw_only=True):
     highest: int
     step: int
     """Of the grid on which ``value`` and ``failed_at`` are neighbours."""
+    coarse_step: int | None = None
+    """Of the grid before that, where a finer one was booted between its neighbours."""
     key: SweepKey = SweepKey()
     value: int | None
     """The best value that passed: least headroom, smallest pool, largest fraction; ``None`` where none did."""
@@ -211,7 +218,11 @@ class SweepFinding(msgspec.Struct, frozen=True, kw_only=True):
     sigma_bytes: float | None = None
     sigma_source: SigmaSource | None = None
     deploy_value: int | None = None
-    """``value`` with three sigma of room more; ``None`` where sigma is not known."""
+    """``value`` with three sigma of room more; ``None`` where sigma is not known, or the other edge is nearer."""
+    steady_value: int | None = None
+    """Best value that passed three of three boots, where the edge is flaky."""
+    refused_at: int | None = None
+    """Nearest better value that failed two of two, where the edge is flaky."""
     lever: Lever | None = None
     notes: tuple[str, ...] = ()
     sentence: str

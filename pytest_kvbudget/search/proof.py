@@ -65,6 +65,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         """The floor's failure is clear: it failed twice, or by more than two sigma, or by arithmetic."""
         if self.noise is None or rung.state is RungState.MIXED or len(rung.failures) >= ENOUGH_FAILURES:
             return True
+        if rung.trial.cause is not None and rung.trial.cause.by_gate:
+            return True  # a test's own word is no matter of memory, and of no noise in it
         short = noise_model.deficit_bytes(rung.trial)
         clear = short is not None and short > noise_model.PROOF_SIGMAS * self.noise.sigma_bytes
         return clear or self.noise.sigma_bytes == 0 or noise_model.by_exact_limit(rung.trial)

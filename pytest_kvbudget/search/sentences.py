@@ -8,7 +8,7 @@ from pytest_kvbudget.verdict import FindingKind, Phase
 
 if TYPE_CHECKING:
     from pytest_kvbudget.ledger.model import Cause, Lever
-    from pytest_kvbudget.search.model import Finding
+    from pytest_kvbudget.search.model import Finding, SweepFinding
 
 
 def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
@@ -19,21 +19,21 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
         reason: what stopped a search that proved nothing.
         confirmed: how many of the confirmations passed.
     """
-    name, boots = finding.axis.name, _boots(finding)
+    name, effort = finding.axis.name, boots(finding)
     value, failed_at = _shown(finding, finding.value), _shown(finding, finding.failed_at)
     if finding.kind is FindingKind.PROVEN:
-        said = f"{name} {value} passed and {failed_at} {_failed(finding.bounded_by)}; proven with {boots}"
+        said = f"{name} {value} passed and {failed_at} {_failed(finding.bounded_by)}; proven with {effort}"
     elif finding.kind is FindingKind.CEILING_REACHED:
-        said = f"{name} {value} passed and is the ceiling of the ladder; proven with {boots}"
+        said = f"{name} {value} passed and is the ceiling of the ladder; proven with {effort}"
     elif finding.kind is FindingKind.EMPTY:
-        said = f"nothing passes: {name} {failed_at}, the floor, {_failed(finding.bounded_by)}; {boots}"
+        said = f"nothing passes: {name} {failed_at}, the floor, {_failed(finding.bounded_by)}; {effort}"
         if finding.lever is not None:
             said += f"; {turn(finding.lever)} instead"
     elif finding.kind is FindingKind.FLAKY:
-        said = f"flaky: {reason}; {_band(finding)}; {boots}"
+        said = f"flaky: {reason}; {_band(finding)}; {effort}"
     else:
         word = "no single boundary" if finding.kind is FindingKind.NON_MONOTONE else finding.kind.value
-        said = f"{word}: {reason}; {_between(finding)}; {boots}"
+        said = f"{word}: {reason}; {_between(finding)}; {effort}"
     if finding.confirmations:
         said += f"; {confirmed} of {finding.confirmations} confirmations passed"
     if finding.deploy_value is not None and finding.deploy_value != finding.value:
@@ -83,7 +83,11 @@ def _between(finding: Finding) -> str:
     return f"{passed}, {_shown(finding, finding.failed_at)} failed{gate}"
 
 
-def _boots(finding: Finding) -> str:
+def boots(finding: Finding | SweepFinding) -> str:
+    """``5 boots, 1 of them repeated, and 2 taken over``."""
     text = f"{finding.boots} boot" + ("" if finding.boots == 1 else "s")
     again = finding.retries + finding.repeats
-    return f"{text}, {again} of them repeated" if again else text
+    text += f", {again} of them repeated" if again else ""
+    if not finding.reused:
+        return text
+    return f"{text}{',' if again else ''} and {finding.reused} taken over"

@@ -106,7 +106,7 @@ class Sweep:
         self._reused = 0
         self._coarse: Finding | None = None
         ends = sorted((self._mirror(lowest), self._mirror(highest)))
-        axis = Axis(name=knob.name, floor=ends[0], ceiling=ends[1], quantum=step)
+        axis = Axis(name=knob.name, floor=ends[0], ceiling=ends[1], quantum=step, scale=knob.scale)
         self._ladder = self._new_ladder(axis, (), confirm=0 if fine_step else confirm)
 
     def next(self) -> Ask | None:
@@ -119,6 +119,18 @@ class Sweep:
         if not asks and self._refine():
             asks = self._asks(count)
         return tuple(msgspec.structs.replace(ask, value=self._mirror(ask.value)) for ask in asks)
+
+    def moot(self) -> tuple[int, ...]:
+        """Values under way whose verdicts can change nothing any more, see `Ladder.moot`."""
+        return tuple(self._mirror(ask.value) for ask in self._ladder.moot())
+
+    def drop(self, value: int) -> None:
+        """A boot under way was called off.
+
+        Raises:
+            ValueError: no boot of this value is under way.
+        """
+        self._ladder.drop(self._mirror(value))
 
     def halt(self, reason: str) -> None:
         """Want no further boot: something outside the search ends it. What is proven by then stays proven."""
@@ -152,12 +164,16 @@ class Sweep:
         short = {self._mirror(value) for value in self._short}
         proof = max((t.value for t in self._ladder.history if t.passed and t.value not in short), default=None)
         short_at = max(short, default=None)
+        no_room = proof is None or (
+            found.deploy_value is not None and short_at is not None and found.deploy_value <= short_at
+        )
         finding = SweepFinding(
             kind=kind,
             knob=self.knob.name,
             lowest=self.lowest,
             highest=self.highest,
             step=found.axis.quantum,
+            coarse_step=None if first is None else first.axis.quantum,
             key=self._key,
             value=None if proof is None else self._mirror(proof),
             failed_at=None if found.failed_at is None else self._mirror(found.failed_at),
@@ -171,9 +187,14 @@ class Sweep:
             reused=self._reused,
             sigma_bytes=found.sigma_bytes,
             sigma_source=found.sigma_source,
-            deploy_value=None if found.deploy_value is None or proof is None else self._mirror(found.deploy_value),
+            deploy_value=None if found.deploy_value is None or no_room else self._mirror(found.deploy_value),
+            steady_value=None if found.steady_value is None else self._mirror(found.steady_value),
+            refused_at=None if found.refused_at is None else self._mirror(found.refused_at),
             lever=sweep_sentences.other_lever(self.knob, kind, found, self._short.values()),
-            notes=tuple(note for note in found.notes if note.startswith("quantum raised")),
+            notes=(
+                *(note for note in found.notes if note.startswith("quantum raised")),
+                *(("no value keeps three sigma from both edges",) if no_room and proof is not None else ()),
+            ),
             sentence="",
         )
         return msgspec.structs.replace(finding, sentence=sweep_sentences.of(self.knob, finding, reason))
@@ -234,7 +255,7 @@ class Sweep:
         found = self._ladder.finding()
         if self._outcome(found)[0] is not FindingKind.PROVEN or found.value is None or found.failed_at is None:
             return False
-        axis = Axis(name=self.knob.name, floor=found.value, ceiling=found.failed_at, quantum=self._fine_step)
+        axis = msgspec.structs.replace(found.axis, floor=found.value, ceiling=found.failed_at, quantum=self._fine_step)
         known = tuple(trial for trial in self._ladder.history if trial.value in {found.value, found.failed_at})
         if self._max_boots is not None and found.boots >= self._max_boots:
             return False

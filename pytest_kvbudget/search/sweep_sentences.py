@@ -23,7 +23,7 @@ def of(knob: Knob, finding: SweepFinding, reason: str) -> str:
         finding: everything but its sentence.
         reason: why it is no proof.
     """
-    said = f"{_claim(knob, finding, reason)}; {_boots(finding)}"
+    said = f"{_claim(knob, finding, reason)}; {sentences.boots(finding)}"
     if finding.lever is not None:
         said += f"; {sentences.turn(finding.lever)} instead"
     if finding.confirmations:
@@ -61,7 +61,9 @@ def _between(knob: Knob, finding: SweepFinding) -> str:
     passed = "nothing passed" if finding.value is None else f"{knob.name} {knob.show(finding.value)} passed"
     if finding.failed_at is None:
         return passed
-    return f"{passed}, {knob.show(finding.failed_at)} {_failed(knob.ends_at, finding.bounded_by)}"
+    # what pushes neither way ends a sweep too, and is no failure of this side
+    own = knob.side(finding.bounded_by) == knob.ends_at
+    return f"{passed}, {knob.show(finding.failed_at)} {_failed(knob.ends_at, finding.bounded_by) if own else 'failed'}"
 
 
 def _failed(side: Side, cause: Cause | None) -> str:
@@ -71,12 +73,6 @@ def _failed(side: Side, cause: Cause | None) -> str:
 
 def _shown(knob: Knob, value: int | None) -> str:
     return "nothing" if value is None else knob.show(value)
-
-
-def _boots(finding: SweepFinding) -> str:
-    text = f"{finding.boots} boot" + ("" if finding.boots == 1 else "s")
-    again = finding.retries + finding.repeats
-    return f"{text}, {again} of them repeated" if again else text
 
 
 def stopped(knob: Knob, trial: Trial) -> str:

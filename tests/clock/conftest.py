@@ -26,13 +26,17 @@ def jumping(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Clocks:
-    """In the place of a module's ``time``: sleeping costs nothing, and the wall clock means nothing."""
+    """In the place of a module's ``time``: sleeping costs nothing, and the wall clock means nothing.
+
+    Every look takes a millisecond, so that whatever waits without sleeping ends as well.
+    """
 
     def __init__(self) -> None:
         self.now_s = 1000.0
         self._looks = 0
 
     def monotonic(self) -> float:
+        self.now_s += 0.001
         return self.now_s
 
     def sleep(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ import pytest
 import pytest_kvbudget
 from pytest_kvbudget import clean
 from pytest_kvbudget.archive import read_attempt, read_finding
+from pytest_kvbudget.cancel import Cancellation
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import Limits
 from pytest_kvbudget.device import leases
@@ -89,11 +90,15 @@ def test_devices_are_waited_for_as_long_as_was_asked(
         def read(self) -> tuple[DeviceMemory, ...]:
             return (DeviceMemory(device="0", total_bytes=100, used_bytes=90, source="test"),)
 
+    class Pause(Cancellation):
+        def pause(self, pause_s: float) -> None:
+            clocks.sleep(pause_s)
+
     monkeypatch.setenv("KVBUDGET_LEASE_DIR", str(tmp_path))
     monkeypatch.setattr(clean, "time", clocks)
     begun_s = clocks.now_s
     with pytest.raises(TimeoutError, match="for 7 s"):
-        CleanGate(Limits(release_seconds=7, idle_used=10)).wait(Busy(), ["card"])
+        CleanGate(Limits(release_seconds=7, idle_used=10)).wait(Busy(), ["card"], cancellation=Pause())
     assert clocks.now_s - begun_s == pytest.approx(7, abs=0.1)
 
 

@@ -121,7 +121,8 @@ BOOTS: list[Boot] = [
         1,
         {"max_model_len": (300000, "Value error, User-specified max_model_len (300000)")},
         because="Value error, User-specified max_model_len (300000)",
-        leave=NO_MEMORY,
+        turn=(("max_model_len", "lower"),),
+        leave=(*UTILIZATION, ("kv_cache_memory_bytes", "raise")),
     ),
     Boot(
         "c_kv_cache_memory_bytes",

@@ -139,6 +139,10 @@ def test_a_rank_whose_compiler_refused_is_the_cause_whoever_else_finished() -> N
     refused = "[NCC_EOOM002] Maximum peak HBM usage of 43.00GB exceeds HBM limit of 24.00GB for Trn2."
     assert read("(Worker_TP1 pid=78) " + refused, *COMPILED, WRAPPER).failure_class == "compile_hbm_exceeded"
     assert read(*COMPILED, "(Worker_TP1 pid=78) " + refused, WRAPPER).failure_class == "compile_hbm_exceeded"
+    other = ("(Worker_TP1 pid=78) Traceback (most recent call last):", "(Worker_TP1 pid=78) KeyError: 'bucket'")
+    assert read(*other, *COMPILED, WRAPPER).failure_class == "engine_exception"
+    failed = "(Worker_TP1 pid=78) RuntimeError: neuronx-cc compilation failed with 70. Check compiler logs."
+    assert read(*COMPILED, failed, WRAPPER).failure_class == "compile_failed"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_a_setting_that_is_no_number_is_named(lines: tuple[str, ...], variable: 
     assert lever_effects(ledger)[variable, "none"] == "helps"
     assert ("gpu_memory_utilization", "lower") in lever_effects(ledger)
     assert ledger.cause is not None
-    assert variable.split(",")[0] in ledger.cause.sentence
+    assert variable.split(",", maxsplit=1)[0] in ledger.cause.sentence
 
 
 def test_the_same_exception_elsewhere_names_no_variable() -> None:

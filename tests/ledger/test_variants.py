@@ -230,7 +230,8 @@ VARIANTS: list[Variant] = [
         Phase.ARGUMENT,
         "argument_rejected",
         {"gpu_memory_utilization": 1.2},
-        leave=(("gpu_memory_utilization", "lower"),),
+        turn=(("gpu_memory_utilization", "lower"),),
+        leave=(("max_model_len", "lower"),),
     ),
     Variant(
         "descriptors ran out, and the driver calls it memory",

@@ -164,14 +164,33 @@ def test_two_marks_of_a_name_on_one_test_are_refused(project: Project, how: tupl
     project.tests("""
 import pytest
 @pytest.mark.ladder(start=4096, floor=1024)
-@pytest.mark.ladder(axis="max_num_seqs", start=4, floor=1)
+@pytest.mark.ladder(start=8192, floor=1024)
 def test_window(kv_engine): pass
+
+@pytest.mark.boot_gate
+@pytest.mark.boot_gate(min_tokens=1)
+def test_gates(kv_engine): pass
+
+@pytest.mark.ladder(start=4096, floor=1024)
+@pytest.mark.headroom_sweep(knob="kv_cache_memory_bytes", ceiling="64 MiB")
+def test_both(kv_engine): pass
+
+@pytest.mark.ladder(start=4096, floor=1024)
+@pytest.mark.ladder(axis="max_num_seqs", start=4, floor=1)
+class TestClass:
+    def test_window(self, kv_engine): pass
 """)
 
     result = project.run(*how)
 
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*test_it.py::test_window: 2 marks @pytest.mark.ladder; one test has one*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*test_it.py::test_window: @pytest.mark.ladder: 2 ladders move max_model_len; ladders on one function each*",
+            "*test_it.py::test_gates: 2 marks @pytest.mark.boot_gate; one test has one*",
+            "*test_it.py::test_both: @pytest.mark.ladder and @pytest.mark.headroom_sweep on one test; write a test each",
+        ]
+    )
     assert project.attempts() == []
 
 

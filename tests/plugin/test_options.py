@@ -267,5 +267,5 @@ def test_only_one_ladder_can_be_left_serving(project: Project) -> None:
     result = project.run("--kvbudget-leave-serving")
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--kvbudget-leave-serving with 2 ladders selected*"])
+    result.stderr.fnmatch_lines(["*--kvbudget-leave-serving with 2 ladders and sweeps selected*"])
     assert project.attempts() == []

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_kvbudget.archive import iter_records
-from pytest_kvbudget.records import AttemptRecord, FindingRecord
+from pytest_kvbudget.records import AttemptRecord, FindingRecord, SweepRecord
 
 ROOT: Final = Path(__file__).parents[2]
 KV_POOL_BYTES: Final = 52_428_800  # 50M to vLLM, which reads it as 50 * 2^20
@@ -81,9 +81,17 @@ class Project:
         return sorted(found, key=lambda item: item[1].started)
 
     def finding(self) -> FindingRecord:
-        """The only finding."""
-        (found,) = [record for _, record in iter_records(self.folder / "runs") if isinstance(record, FindingRecord)]
+        """The only finding of a ladder."""
+        (found,) = self.findings()
         return found
+
+    def findings(self) -> list[FindingRecord]:
+        """What ladders found."""
+        return [record for _, record in iter_records(self.folder / "runs") if isinstance(record, FindingRecord)]
+
+    def sweeps(self) -> list[SweepRecord]:
+        """What sweeps found."""
+        return [record for _, record in iter_records(self.folder / "runs") if isinstance(record, SweepRecord)]
 
 
 @pytest.fixture

@@ -26,6 +26,20 @@ def test_window(kv_engine, kv_ledger):
     assert kv_engine.complete("hello", max_tokens=4)
 """
 
+WITHOUT_PLAN = """
+from pytest_kvbudget.plugin import quest
+quest.plan_prior = lambda *arguments: None
+"""
+
+SWEEP = """
+import pytest
+
+@pytest.mark.kv_shape(max_model_len=16_384)
+@pytest.mark.headroom_sweep(knob="kv_cache_memory_bytes", ceiling="256 MiB", confirm=0)
+def test_pool(kv_engine):
+    assert kv_engine.complete("hello", max_tokens=4)
+"""
+
 BAD_FLAG = """
 import pytest
 
@@ -53,7 +67,7 @@ def test_proves_the_largest_window_of_a_pinned_pool(project: Callable[[], Projec
     # 50 MiB are 400 blocks of 128 tokens at 1 KiB a token; one block is reserved, so 399 * 128 = 51,072 fit
     # and 51,200 do not: what the real engine said when asked by hand (b1_kv_too_small: estimate 51072).
     it = project()
-    output = finish(it, test=LADDER)
+    output = finish(it, test=WITHOUT_PLAN + LADDER)
     assert output.startswith("exit status 0"), output
     found = it.finding().finding
     assert (found.kind, found.value, found.failed_at) == (FindingKind.PROVEN, 51_072, 51_200), output
@@ -63,6 +77,37 @@ def test_proves_the_largest_window_of_a_pinned_pool(project: Callable[[], Projec
     for path, record in it.attempts():
         log = (path.parent / record.log).read_text(encoding="utf-8", errors="replace")
         check_numbers(record, log)
+
+
+def test_a_plan_needs_no_boot_but_the_proofs_and_a_resumed_run_none(project: Callable[[], Project]) -> None:
+    it = project()
+    output = finish(it, test=LADDER)
+    assert output.startswith("exit status 0"), output
+    found = it.finding().finding
+    assert (found.kind, found.value, found.failed_at) == (FindingKind.PROVEN, 51_072, 51_200), output
+    assert found.boots == 2, output
+
+    again = finish(it, "--kvbudget-resume", test=LADDER)
+    assert again.startswith("exit status 0"), again
+    assert len(it.attempts()) == 2, again
+    assert again.count("not booted: taken over from run") == 2, again
+    (resumed,) = [record.finding for record in it.findings() if record.finding.reused]
+    assert (resumed.kind, resumed.value, resumed.failed_at) == (FindingKind.PROVEN, 51_072, 51_200)
+    assert (resumed.boots, resumed.reused) == (0, 2)
+
+
+def test_a_sweep_proves_the_smallest_pool_that_serves_a_window(project: Callable[[], Project]) -> None:
+    # 16,384 tokens are 128 blocks of 128 KiB, and one block is reserved: 16.125 MiB, so 17 MiB in steps of 1 MiB
+    it = project()
+    run = it.pytest("-m", "headroom_sweep", test=SWEEP)
+    output, _ = run.communicate()
+    assert run.returncode == 0, output
+    (found,) = [record.finding for record in it.sweeps()]
+    assert (found.kind, found.value, found.failed_at) == (FindingKind.PROVEN, 17 * 2**20, 16 * 2**20), output
+    assert found.bounded_by is not None
+    assert found.bounded_by.failure_class == "kv_check_short"
+    assert found.boots <= 4, output
+    assert "kv_cache_memory_bytes 17.00 MiB passed and 16.00 MiB failed for too little KV cache" in output
 
 
 def check_numbers(record: AttemptRecord, log: str) -> None:

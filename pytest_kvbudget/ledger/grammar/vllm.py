@@ -190,6 +190,12 @@ COMPILE: Final = (
         scope="rank",
         flags=("graphs_compiled",),
     ),
+    Row(
+        pattern=r"Compiling model again due to a load failure",
+        phase=Phase.COMPILE,
+        scope="rank",
+        flags=("compile_cache_unreadable",),
+    ),
     Row(pattern=r"Warming up model for the compilation", phase=Phase.COMPILE, scope="rank", releases="CPU"),
     Row(
         pattern=r"torch\.compile (?:takes|took) [\d.]+ s in total",
