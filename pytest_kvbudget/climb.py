@@ -146,6 +146,10 @@ class Climb(Question):
         if self._only is None:
             self._ladder.tell(trial)
 
+    def know(self, trial: Trial) -> None:
+        """Tell the ladder of a boot that was made for another one."""
+        self._ladder.know(trial)
+
     def moot(self) -> frozenset[int]:
         """Rungs under way that other boots have answered."""
         return frozenset(ask.value for ask in self._ladder.moot())

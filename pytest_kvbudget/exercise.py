@@ -165,7 +165,7 @@ class Exercise:
         seen = [check.least_host_free_bytes for check in (record.survival, record.soak) if check is not None]
         host_free = min((free for free in seen if free is not None), default=None)
         record.gates = self._memory.judge(gates, since=since, host_free_bytes=host_free)
-        return judge_gates(record.gates)
+        return judge_gates(record.gates, trouble=self._memory.problems())
 
 
 def _first(*sizes: int | None) -> int | None:

@@ -164,6 +164,8 @@ def _follow(reader: LedgerReader, file: BinaryIO, out: TextIO, wait: Callable[[]
 
 def _is_over(ledger: BootLedger, silence: int) -> bool:
     """A boot that failed is over when its cause is known; a wrapper alone may have its cause in the next lines."""
+    if ledger.get("compile_only"):
+        return silence > PATIENCE
     if ledger.cause is None or ledger.outcome == "recovered":
         return False
     return silence > PATIENCE or ledger.failure_class not in {"unexplained", "engine_exception", "engine_killed"}

@@ -177,16 +177,20 @@ def together(checks: Sequence[Judgement]) -> Judgement:
     return verdict, cause, "; ".join((said, *others))
 
 
-def judge_gates(gates: Sequence[GateResult]) -> Judgement | None:
-    """The verdict of gates on device memory; ``None`` where every one is kept."""
+def judge_gates(gates: Sequence[GateResult], *, trouble: Sequence[str] = ()) -> Judgement | None:
+    """The verdict of gates on device memory; ``None`` where every one is kept.
+
+    ``trouble`` is why memory could not be read, for a gate that nobody could judge.
+    """
     verdict = worst(gates)
     if verdict is Verdict.PASS:
         return None
     binding = next(gate for gate in gates if gate.verdict is verdict)
     failure_class = "memory_unseen" if verdict is Verdict.UNKNOWN else f"{binding.gate}_missed"
     rank = None if binding.rank is None else str(binding.rank)
-    cause = Cause(phase=Phase.REQUEST, failure_class=failure_class, sentence=binding.sentence, rank=rank)
-    return verdict, cause, binding.sentence
+    why = f" ({trouble[-1]})" if verdict is Verdict.UNKNOWN and trouble else ""
+    sentence = f"{binding.sentence}{why}"
+    return verdict, Cause(phase=Phase.REQUEST, failure_class=failure_class, sentence=sentence, rank=rank), sentence
 
 
 def judge_survival(result: SurvivalResult) -> Judgement | None:

@@ -13,6 +13,7 @@ from pytest_kvbudget.archive import AnyFinding, RunArchive, timestamp
 from pytest_kvbudget.hinting import hint_of_record
 from pytest_kvbudget.records import AttemptRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
+from pytest_kvbudget.search.bracket import rung_of
 from pytest_kvbudget.search.ladder import Ask
 from pytest_kvbudget.search.model import Axis, Finding, Prior, SweepFinding, Trial
 from pytest_kvbudget.search.noise import Noise, ledger_grain, steady_terms
@@ -150,7 +151,20 @@ class Question(ABC):
         """A shape that a test's own fixture made still has the rung's setting."""
         return turned(shape, self.name) == turned(plan.shape, self.name)
 
-    def tell(self, plan: RungPlan, record: AttemptRecord, path: Path, *, reused: bool = False) -> None:
+    def know(self, trial: Trial) -> None:
+        """Tell the search of a boot that was made for another question; by default it has no use for one."""
+
+    def known_plan(self, shape: Shape) -> RungPlan | None:
+        """The rung that a boot of this shape stands on, before the first is asked for; ``None`` where it is none."""
+        setting = turned(shape, self.name)
+        value = None if setting is None else round(setting * self.grid.scale)
+        if value is None or rung_of(self.grid, value) is None or self.shape(value) != shape:
+            return None
+        return self._plan(Ask(value=value, index=None, attempt=1, why="known"))
+
+    def tell(
+        self, plan: RungPlan, record: AttemptRecord, path: Path, *, reused: bool = False, known: bool = False
+    ) -> None:
         """What the boot of a rung proved.
 
         Args:
@@ -158,6 +172,7 @@ class Question(ABC):
             record: of the boot.
             path: of the record.
             reused: it was booted earlier, and stands for the one that was asked for.
+            known: it was booted earlier, and nobody asked for it.
         """
         self._attempts.append(path)
         ledger = record.ledger
@@ -170,10 +185,13 @@ class Question(ABC):
             warm=record.warm,
             device_set=record.device_set,
             grain=None if ledger is None else ledger_grain(ledger, self.name),
-            terms={} if ledger is None else steady_terms(ledger),
+            terms={} if ledger is None else steady_terms(ledger, self.name),
             reused=reused,
         )
-        self.take(trial, record)
+        if known:
+            self.know(trial)
+        else:
+            self.take(trial, record)
 
     def winner(self) -> Shape | None:
         """The shape of the best value that passed."""

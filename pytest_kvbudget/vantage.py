@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_kvbudget.budget.answers import answer
 from pytest_kvbudget.budget.model import BudgetInputError
+from pytest_kvbudget.budget.utilization import FreeAtInit, largest_utilization
 from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.planning import Experience, answer_for, ask_for
 from pytest_kvbudget.search.model import Axis, Prior
@@ -26,6 +27,8 @@ PLAN_RELATIVE: Final = 0.03
 """What a plan's window may be off, as a share of it."""
 BLOCK_TOKENS: Final = {"cpu": 128}
 """Tokens of a KV block where the engine's default is not 16."""
+USUAL_UTILIZATION: Final = 0.982
+"""Largest share on a card of which the driver keeps 0.57 of 31.86 GiB (RDNA4 document, section 1)."""
 _PRICED: Final = ("max_model_len", "kv_cache_memory_bytes")
 
 
@@ -68,6 +71,20 @@ def largest_headroom(loaded: LoadedTarget, sweep: SweepSpec, base: Shape) -> int
     found = answer_for(loaded, turn(base, sweep.name, sweep.floor))
     most = None if found is None else found.figures.get("maximum_headroom_bytes")
     return most if isinstance(most, int) and most > 0 else None
+
+
+def from_the_law(sweep: SweepSpec, free: FreeAtInit | None) -> SweepSpec:
+    """A sweep of the utilization goes down from the largest that the worker's check passes, unless it names a start.
+
+    Args:
+        sweep: as its marker asks for it.
+        free: what earlier boots of this run found free at init; ``None`` takes what the RDNA4 document measured.
+    """
+    if sweep.name != "gpu_memory_utilization" or sweep.start is not None or sweep.ceiling is None:
+        return sweep
+    share = USUAL_UTILIZATION if free is None else largest_utilization(free)
+    start = sweep.knob.value(share) // sweep.step * sweep.step
+    return msgspec.structs.replace(sweep, start=min(max(start, sweep.floor), sweep.ceiling))
 
 
 def model_config(shape: Shape) -> dict[str, Any] | None:

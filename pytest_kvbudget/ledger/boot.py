@@ -12,12 +12,12 @@ from pytest_kvbudget.ledger.matching import Found, find_rows
 from pytest_kvbudget.ledger.model import Evidence, Milestone, Value
 from pytest_kvbudget.ledger.notation import Reading
 from pytest_kvbudget.ledger.outlived import NOBODY, is_final, outlived, reopened, replica_of
-from pytest_kvbudget.ledger.prefix import Text
+from pytest_kvbudget.ledger.prefix import Text, talks
 from pytest_kvbudget.ledger.scan import Kind
 from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.ledger.tables import Tables
-from pytest_kvbudget.ledger.traces import EXCEPTION, Traces, read_trace
-from pytest_kvbudget.ledger.wrapped import Wrapped
+from pytest_kvbudget.ledger.traces import Traces, read_trace
+from pytest_kvbudget.ledger.wrapped import OpenSentences, Wrapped
 from pytest_kvbudget.verdict import Phase, Provenance
 
 LONGEST_EVIDENCE: Final = 600
@@ -26,21 +26,10 @@ LONGEST_TEXT: Final = 16 * 1024
 """Characters of a line that are matched, half from each end; engines print lines of a few thousand."""
 PLACE: Final = "place"
 """A reading of this name says which of several like things a line is about: its figures are ranks'."""
-MOST_REPEATED: Final = 4096
-"""Lines that are known by their look."""
 MOST_FAILURES: Final = 256
 """Failure lines kept, one per wording and process; of more than that, those that the engine outlived are forgotten."""
 
 _VLLM_PROCESS: Final = re.compile(r"(?:VllmWorker|Worker_(?:TP|PP|DP|EP)|EngineCore|APIServer|DPSupervisor)")
-_HARMLESS: Final = re.compile(
-    r"""
-      [\[\x20]*(?:DEBUG|INFO|WARNING)                                    # vLLM, uvicorn
-    | \S+\s\S+\s-\s(?:DEBUG|INFO|WARNING)\s-                             # vLLM Neuron
-    | \{.*"(?:level(?:name)?|severity|lvl)":\s*"(?:debug|DEBUG|info|INFO|warn|WARN|warning|WARNING)"
-    """,
-    re.VERBOSE,
-)
-"""Headers of records at levels that report no failure of the boot."""
 
 
 class BootState:
@@ -67,7 +56,7 @@ class BootState:
         self.starved: list[Evidence] = []
         self._current: dict[Process, Phase] = {}
         self._traces = Traces()
-        self._wrapped: list[Wrapped] = []
+        self._open = OpenSentences()
         self._marked: set[int] = set()
         self._tables = Tables()
         self._reached = 0
@@ -78,8 +67,6 @@ class BootState:
         """The line of the last probe of its health that it answered."""
         self.quiet = False
         """The last line stated no figure, reported no failure and was no event."""
-        self.repeated: set[tuple[bytes, bytes]] = set()
-        """Looks of lines that say nothing new when they come again."""
 
     @property
     def family(self) -> str:
@@ -127,15 +114,10 @@ class BootState:
         """No failure is open."""
         return not self.failures or all(seen.survived for seen in self.failures)
 
-    def repeat(self, look: tuple[bytes, bytes]) -> None:
-        """Remember the look of a piece that says nothing new when it comes again."""
-        if len(self.repeated) < MOST_REPEATED:
-            self.repeated.add(look)
-
     @property
     def waits_for_more(self) -> bool:
         """A wrapped sentence is open: the next lines are needed whatever they contain."""
-        return bool(self._wrapped)
+        return self._open.any
 
     def take(self, line: int, text: Text, kind: Kind, *, partial: bool = False) -> list[Milestone]:
         """Read one line; returns the milestones that it shows for the first time.
@@ -145,10 +127,10 @@ class BootState:
         process = self._process(text)
         if len(text.text) > LONGEST_TEXT:
             text = text._replace(text=text.text[: LONGEST_TEXT // 2] + text.text[-LONGEST_TEXT // 2 :])
-        if self._wrapped:
+        if self._open.any:
             self._continue(line, text, process)
         before = len(self.milestones)
-        self.quiet = not self._wrapped
+        self.quiet = not self._open.any
         matched = partial
         for found in find_rows(text.text, kind.rows, partial=partial):
             if self._match(found, line, text, process, partial=partial):
@@ -176,16 +158,16 @@ class BootState:
             if owner is None and row.follows:
                 return False
             process = owner or process
-        if row.failure is not None and row.failure.tier is Tier.ROOT and _talks(text):
+        if row.failure is not None and row.failure.tier is Tier.ROOT and talks(text):
             return False
         evidence = Evidence(line, text.text.strip()[:LONGEST_EVIDENCE])
         if not found.whole:
-            self._wrap(found.row, evidence, process, text)
+            self._wrap(Wrapped.of(text, found.row, evidence, process))
             return False
         seen = self._accept(found.row, dict(found.readings), evidence, process)
         wanted = row.wraps and not partial and (found.loose or not found.complete)
         if wanted and (seen is not None or row.failure is None):
-            self._wrap(found.row, evidence, process, text, loose=set(found.loose), seen=seen, found=True)
+            self._wrap(Wrapped.of(text, found.row, evidence, process, loose=found.loose, seen=seen, found=True))
         return True
 
     def _accept(
@@ -358,48 +340,16 @@ class BootState:
         shared = (phase for other, phase in self._shared.items() if replica is None or other in {None, replica})
         return max((own, *shared), key=order_of(self.family).__getitem__)
 
-    def _wrap(
-        self,
-        compiled: CompiledRow,
-        evidence: Evidence,
-        process: Process,
-        text: Text,
-        *,
-        loose: set[str] | None = None,
-        seen: Seen | None = None,
-        found: bool = False,
-    ) -> None:
-        wrapped = Wrapped(
-            row=compiled,
-            evidence=evidence,
-            process=process,
-            header=text.header,
-            spaced=text.text,
-            tight=text.text,
-            loose=loose or set(),
-            seen=seen,
-            found=found,
-        )
-        self._wrapped.append(wrapped)
+    def _wrap(self, wrapped: Wrapped) -> None:
+        self._open.add(wrapped)
         self.quiet = False
 
     def _continue(self, line: int, text: Text, process: Process) -> None:
-        still = []
-        for wrapped in self._wrapped:
-            if process not in {wrapped.process, (None, None)}:
-                still.append(wrapped)
-                continue
-            another = text.record and text.header != wrapped.header
-            if another or EXCEPTION.match(text.text) or text.text.startswith(("Traceback", "  File")):
-                continue
-            number = wrapped.join(text.text)
+        for wrapped, number_goes_on in self._open.joined_by(text, process):
             if wrapped.found:
-                self._complete(wrapped, line, text.text, number_goes_on=number)
+                self._complete(wrapped, line, text.text, number_goes_on=number_goes_on)
             else:
                 self._begin(wrapped)
-            if wrapped.left > 0:
-                still.append(wrapped)
-        self._wrapped = still
 
     def _begin(self, wrapped: Wrapped) -> None:
         """The first line said too little to be recognised: look at the joined ones."""
@@ -439,8 +389,3 @@ class BootState:
                 failure = Failure(failure_class="engine_exception", tier=Tier.DEATH)
                 self._fail(failure, None, Evidence(line, text.lstrip()[:LONGEST_EVIDENCE]), process, {})
             self._traces.end(process)
-
-
-def _talks(text: Text) -> bool:
-    """A record of a level at which nothing has failed: what it names is a hint, a setting or somebody's prompt."""
-    return text.record and _HARMLESS.match(text.header) is not None

@@ -75,7 +75,7 @@ def diagnose(state: BootState) -> Diagnosis:
     outcome = _outcome(state, root, resolved)
     phase = resolved.phase
     if root.served and (root.failure.tier is Tier.DEATH or resolved.failure_class == "host_oom_killed"):
-        phase = Phase.REQUEST if state.requests else Phase.READY
+        phase = Phase.REQUEST if state.requests or root.phase is Phase.REQUEST else Phase.READY
     return Diagnosis(root, outcome, phase, _cause(state, root, resolved.failure_class, phase))
 
 

@@ -54,6 +54,7 @@ _RECORD = re.compile(
       (?:\[?[\w./-]+\.(?:py|cpp|cc|cu)(?::\d+)?\]\x20?)?
     | (?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?:[\w.]+:)?\s*                                        # uvicorn, logging
     | \d{4}-\d\d-\d\d\s\d\d:\d\d:\d\d[.,]\d+\s+-\s+[A-Z]+\s+-\s+[\w./]+:\d+\s+-\x20?               # vLLM Neuron
+    | \d{4}-\d\d-\d\d\s\d\d:\d\d:\d\d[.,]\d+\s+-\s+[\w.]+\s+-\s+[A-Z]+\s+-\x20?                      # logging, by name
     | \d{4}-[A-Z][a-z]{2}-\d\d\s\d\d:\d\d:\d\d\.\d+\s+(?P<pid>\d+):\d+\s+[A-Z]+\s+                 # Neuron runtime
     | \[\d{4}-\d\d-\d\d\s\d\d:\d\d:\d\d(?P<sgl>(?:\s(?:DP|TP|PP|EP)\d+)*)\]\s                      # SGLang
     | \[?[IWEF]\d{4}\s\d\d:\d\d:\d\d\.\d+\s(?:\d+\s)?[\w./-]+:\d+\]\s                              # glog: torch
@@ -62,6 +63,15 @@ _RECORD = re.compile(
     """,
     re.VERBOSE,
 )
+_HARMLESS: Final = re.compile(
+    r"""
+      [\[\x20]*(?:DEBUG|INFO|WARNING)                                    # vLLM, uvicorn
+    | \s*\S+\s\S+\s-\s(?:[\w.]+\s-\s)?(?:DEBUG|INFO|WARNING)\s-         # vLLM Neuron, logging by name
+    | \{.*"(?:level(?:name)?|severity|lvl)":\s*"(?:debug|DEBUG|info|INFO|warn|WARN|warning|WARNING)"
+    """,
+    re.VERBOSE,
+)
+"""Headers of records at levels that report no failure of the boot."""
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _MESSAGE_KEYS: Final = ("message", "msg", "log", "MESSAGE", "event", "text")
 _LEVEL_KEYS: Final = frozenset({"level", "levelname", "severity", "lvl"})
@@ -199,3 +209,8 @@ def _from_json(text: str) -> tuple[str, str | None, int | None, str] | None:
     name, number = row.get("processName"), row.get("process")
     named = name if isinstance(name, str) and name != "MainProcess" else None
     return message, named, number if isinstance(number, int) and not isinstance(number, bool) else None, header
+
+
+def talks(text: Text) -> bool:
+    """A record of a level at which nothing has failed: what it names is a hint, a setting or somebody's prompt."""
+    return text.record and _HARMLESS.match(text.header) is not None

@@ -14,6 +14,8 @@ from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.scan import Kind, Survey, split_pieces
 
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+MOST_REPEATED: Final = 4096
+"""Pieces that are known by their look."""
 _SPEAKER_WITHIN: Final = 160
 _SPEAKER_BYTES: Final = 48
 _LOAD = re.compile(
@@ -36,7 +38,7 @@ _MOST_KNOWN: Final = 4096
 """Statistics that are remembered before all are forgotten."""
 
 
-def look(piece: bytes) -> tuple[bytes, bytes]:
+def _look(piece: bytes) -> tuple[bytes, bytes]:
     """Who says a piece, and the piece as far as it does not matter which digits it has."""
     return piece[: _speaker_end(piece)], piece.translate(_DIGITS)
 
@@ -52,6 +54,8 @@ class Quiet:
     def __init__(self, state: BootState) -> None:
         """``state``: what the boot said so far; it is asked, never changed."""
         self._state = state
+        self._repeated: set[tuple[bytes, bytes]] = set()
+        """Looks of pieces that say nothing new when they come again."""
         self._known: set[bytes] = set()
         """Statistics in which no request waits alone and the KV cache is not fuller than it was."""
 
@@ -61,7 +65,12 @@ class Quiet:
             return False
         if kind.alive:
             return self._state.settled and self._serves_on(piece)
-        return kind.repeats and self._state.calm and look(piece) in self._state.repeated
+        return kind.repeats and self._state.calm and _look(piece) in self._repeated
+
+    def remember(self, piece: bytes, kind: Kind) -> None:
+        """Of a piece that was read last: where it said nothing, none that looks like it will."""
+        if kind.repeats and self._state.quiet and len(self._repeated) < MOST_REPEATED and not piece.startswith(b"{"):
+            self._repeated.add(_look(piece))
 
     def loud(self, survey: Survey, block: bytes) -> Mapping[bytes, Kind]:
         """Keys of the pieces that have to be looked at, as long as the boot `stays` quiet."""
@@ -128,7 +137,7 @@ class Quiet:
 
     def _redrawn(self, survey: Survey, block: bytes) -> set[bytes]:
         """Keys of whole pieces of which every one is known by its look."""
-        repeated = self._state.repeated
+        repeated = self._repeated
         found: set[bytes] = set()
         speakers: dict[bytes, int] = {}
         for key, kind in survey.picked.items():

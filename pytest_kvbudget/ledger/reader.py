@@ -16,7 +16,7 @@ from pytest_kvbudget.ledger.lines import LONGEST_PIECE, LineSplitter, after_firs
 from pytest_kvbudget.ledger.matching import concerns
 from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import clean
-from pytest_kvbudget.ledger.quiet import Quiet, look
+from pytest_kvbudget.ledger.quiet import Quiet
 from pytest_kvbudget.ledger.scan import Kind, Scanner, Survey, split_pieces
 from pytest_kvbudget.verdict import Phase
 
@@ -257,5 +257,4 @@ class LedgerReader:
                 self._times[-1] = _time_of_day(piece)
             if not self._cutter.retired(text):
                 found += self._state.take(line, text, kind, partial=partial)
-                if kind.repeats and self._state.quiet and not piece.startswith(b"{"):
-                    self._state.repeat(look(piece))
+                self._quiet.remember(piece, kind)

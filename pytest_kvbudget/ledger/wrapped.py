@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterator, Set
+from typing import Final, Self
 
 import msgspec
 
@@ -11,7 +12,9 @@ from pytest_kvbudget.ledger.facts import Process
 from pytest_kvbudget.ledger.grammar.model import CompiledRow
 from pytest_kvbudget.ledger.model import Evidence
 from pytest_kvbudget.ledger.notation import Pattern, Reading
+from pytest_kvbudget.ledger.prefix import Text
 from pytest_kvbudget.ledger.seen import Seen
+from pytest_kvbudget.ledger.traces import EXCEPTION
 
 WRAPPED_LINES: Final = 6
 """Lines that one wrapped sentence may run over."""
@@ -41,6 +44,31 @@ class Wrapped(msgspec.Struct, kw_only=True):
     """Figures that stand at the end of a line: their last digits may be on the next."""
     left: int = WRAPPED_LINES
 
+    @classmethod
+    def of(
+        cls,
+        text: Text,
+        row: CompiledRow,
+        evidence: Evidence,
+        process: Process,
+        *,
+        loose: Set[str] = frozenset(),
+        seen: Seen | None = None,
+        found: bool = False,
+    ) -> Self:
+        """The sentence that begins in ``text``."""
+        return cls(
+            row=row,
+            evidence=evidence,
+            process=process,
+            header=text.header,
+            spaced=text.text,
+            tight=text.text,
+            loose=set(loose),
+            seen=seen,
+            found=found,
+        )
+
     def join(self, text: str) -> bool:
         """Add the next line; returns whether a figure at the end of the last one goes on in it."""
         goes_on = _NUMBER_GOES_ON.search(f"{self.spaced[-24:]}\n{text[:24]}") is not None
@@ -68,6 +96,38 @@ class Wrapped(msgspec.Struct, kw_only=True):
                     ends |= {name} if match.end(name) == len(match.string) else set()
         self.loose = ends
         return found
+
+
+class OpenSentences:
+    """The sentences of a boot whose ends have not come."""
+
+    def __init__(self) -> None:
+        self._open: list[Wrapped] = []
+
+    @property
+    def any(self) -> bool:
+        """The next line is needed whatever it contains."""
+        return bool(self._open)
+
+    def add(self, wrapped: Wrapped) -> None:
+        """A sentence begins."""
+        self._open.append(wrapped)
+
+    def joined_by(self, text: Text, process: Process) -> Iterator[tuple[Wrapped, bool]]:
+        """The sentences that a line goes on with, joined with it, and whether a figure goes on in it."""
+        still = []
+        for wrapped in self._open:
+            if process not in {wrapped.process, (None, None)}:
+                still.append(wrapped)
+                continue
+            another = text.record and text.header != wrapped.header
+            if another or EXCEPTION.match(text.text) or text.text.startswith(("Traceback", "  File")):
+                continue
+            number_goes_on = wrapped.join(text.text)
+            yield wrapped, number_goes_on
+            if wrapped.left > 0:
+                still.append(wrapped)
+        self._open = still
 
 
 def loose_names(pattern: Pattern, match: re.Match[str]) -> set[str]:

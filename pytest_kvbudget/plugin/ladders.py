@@ -124,6 +124,8 @@ class LadderRun:
                 break
 
     def _answer(self, quest: Quest, question: Question, part: Part) -> None:
+        for known, attempt in quest.known(question):
+            self._know(question, part, known, attempt)
         while part.goes_on and not self._item.session.shouldstop:
             running = len(self._running)
             limit = quest.limit(part.longest_s)
@@ -160,6 +162,13 @@ class LadderRun:
                 self._runner.reused_row(plan, record, path)
                 some = True
         return some
+
+    def _know(self, question: Question, part: Part, plan: RungPlan, attempt: Attempt) -> None:
+        """Tell the search of a boot of the ladder before, and show it."""
+        record, path = attempt.record, attempt.record_path
+        part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
+        question.tell(plan, record, path, reused=True, known=True)
+        self._runner.reused_row(plan, record, path)
 
     def _next_boot(
         self, quest: Quest, question: Question, plans: tuple[RungPlan, ...]

@@ -19,6 +19,7 @@ from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.question import Known, Question, RungPlan
 from pytest_kvbudget.recording import target_info
 from pytest_kvbudget.records import AttemptRecord, BootIdentity
+from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.model import Prior
 from pytest_kvbudget.search.noise import Noise
 from pytest_kvbudget.search.rungs import COUNTED
@@ -26,7 +27,7 @@ from pytest_kvbudget.search.turn import turn, turned
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.specs import LadderSpec, SpecError, SweepSpec
 from pytest_kvbudget.tuning import Tuning
-from pytest_kvbudget.vantage import largest_headroom, plan_prior
+from pytest_kvbudget.vantage import from_the_law, largest_headroom, plan_prior
 
 Earlier = tuple[Path, AttemptRecord]
 
@@ -95,7 +96,7 @@ class Quest:
         test, asked = self._item.nodeid, digest(self._item, spec.windows, getattr(spec, "pool", "fixed"), spec.name)
         if isinstance(spec, SweepSpec):
             return Tuning(
-                spec,
+                from_the_law(spec, session.pool.experience.free()),
                 base,
                 test=test,
                 target=target,
@@ -155,16 +156,20 @@ class Quest:
         loaded, experience = self._session.settings.loaded, self._session.pool.experience
         return found or plan_prior(loaded, ladder, base, experience)
 
+    def known(self, question: Question) -> Iterator[tuple[RungPlan, Attempt]]:
+        """Boots of a ladder before this one that stand on a rung of it, each once."""
+        for attempt in list(self._booted):
+            plan = question.known_plan(attempt.request.shape)
+            request = None if plan is None else question.request(plan, plan.shape)
+            if plan is not None and request is not None and _same(attempt, request):
+                self._booted = [other for other in self._booted if other.request.shape != attempt.request.shape]
+                yield plan, attempt
+
     def earlier(self, question: Question, plan: RungPlan) -> Earlier | None:
-        """A finished boot that stands for one that is wanted: of a ladder before this one, or of an earlier run."""
+        """A finished boot of an earlier run that stands for one that is wanted."""
         if self.only is not None:
             return None
         request = question.request(plan, plan.shape)
-        for attempt in self._booted:
-            same = attempt.request.shape == request.shape and attempt.request.windows == request.windows
-            if same and attempt.request.pool == request.pool and attempt.record.verdict in COUNTED:
-                self._booted.remove(attempt)
-                return attempt.record_path, attempt.record
         return self._session.resume(plan.shape, request.asked or None)
 
     def keep(self, attempts: list[Attempt]) -> None:
@@ -216,7 +221,7 @@ class Quest:
     def estimate(self, question: Question) -> Iterator[str]:
         """What a search is expected to cost, in words."""
         rungs = len(question.grid)
-        expected = expected_boots(rungs, question.strategy, self._told)
+        expected = expected_boots(rungs, question.strategy, self._told, sweep=question.kind == "sweep")
         yield f"expected: {_boots(expected)} for {rungs} rungs ({_TOLD[self._told]})"
         limit = self._session.settings.max_boots
         if limit is not None and limit < expected.at_most:
@@ -231,6 +236,13 @@ class Quest:
             )
         else:
             yield "minutes: no boot of this target is in the archive"
+
+
+def _same(attempt: Attempt, request: BootRequest) -> bool:
+    """An attempt answers what is asked for, whichever ladder it was made for."""
+    made = attempt.request
+    equal = (made.shape, made.windows, made.pool) == (request.shape, request.windows, request.pool)
+    return equal and attempt.record.verdict in COUNTED
 
 
 _TOLD = {

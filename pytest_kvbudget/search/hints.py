@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 KV_LIMIT: Final = "kv_check"
 DEVICE_LIMIT: Final = "device_memory"
 COMPILE_LIMIT: Final = "compile"
+STARTUP_LIMIT: Final = "startup"
+STARTUP_CLASS: Final = "startup_free_below_request"
 ARENA_LIMIT: Final = "expert_arena"
 SHRINKS: Final = 1.05
 """What a compiled program loses with each byte of its KV cache: scratch and rings that go with the cache too (Neuron
@@ -78,6 +80,7 @@ def sweep_hint_from(
     rate = _knob_rate(ledger, knob)
     window = shape.max_model_len or _whole(ledger, "max_model_len")
     found = [
+        _startup_limit(ledger, knob, shape),
         _compile_limit(ledger, None if rate is None else SHRINKS * rate),
         _device_limit(ledger, rate, free_bytes),
         _minimum_limit(ledger, knob, shape),
@@ -94,6 +97,25 @@ def _knob_rate(ledger: BootLedger, knob: Knob) -> float | None:
     share = {"gpu_memory_utilization": "total_bytes", "kv_cap_fraction": "requested_bytes"}.get(knob.name)
     whole = None if share is None else _fact(ledger, share)
     return None if whole is None or float(whole.value) <= 0 else float(whole.value) / TICKS
+
+
+def _startup_limit(ledger: BootLedger, knob: Knob, shape: Shape) -> Limit | None:
+    """What a worker found free at init beyond what a share of the device asks for: the utilization law.
+
+    An allocation that failed states another free memory, of another moment.
+    """
+    free, total = _fact(ledger, "free_bytes"), _fact(ledger, "total_bytes")
+    share = shape.gpu_memory_utilization
+    if knob.name != "gpu_memory_utilization" or free is None or total is None or share is None:
+        return None
+    if ledger.cause is not None and ledger.failure_class != STARTUP_CLASS:
+        return None
+    return Limit(
+        name=STARTUP_LIMIT,
+        margin_bytes=float(free.value) - share * float(total.value),
+        bytes_per_unit=float(total.value) / TICKS,
+        precision_bytes=free.precision + share * total.precision,
+    )
 
 
 def _compile_limit(ledger: BootLedger, rate: float | None) -> Limit | None:

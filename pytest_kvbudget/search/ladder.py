@@ -12,7 +12,7 @@ from pytest_kvbudget.search.bracket import Bracket, bracket_of, rung_of
 from pytest_kvbudget.search.log import REPEATS, Ask, BootLog
 from pytest_kvbudget.search.model import Axis, BatchStrategy, Finding
 from pytest_kvbudget.search.proof import ENOUGH_FAILURES, ENOUGH_PASSES, Rules, other_set
-from pytest_kvbudget.search.rungs import Rung, RungState, clash, flaky, refused_rung, steady_rung
+from pytest_kvbudget.search.rungs import COUNTED, Rung, RungState, clash, flaky, refused_rung, steady_rung
 from pytest_kvbudget.verdict import FindingKind
 
 if TYPE_CHECKING:
@@ -147,6 +147,16 @@ class Ladder:
         """Want no further boot: something outside the search ends it. What is proven by then stays proven."""
         self._halted = reason
         self._log.pending.clear()
+
+    def know(self, trial: Trial) -> None:
+        """Take a boot that nobody asked for, before the first one is asked for: it was made for another question.
+
+        Raises:
+            ValueError: a boot was asked for already, or it has no verdict.
+        """
+        if self._log.pending or len(self._log.told) > self._log.known or trial.verdict not in COUNTED:
+            raise ValueError(f"{self._log.where(trial.value)} with {trial.verdict} cannot be known beforehand")
+        self._log.know(Ask(value=trial.value, index=rung_of(self._base, trial.value), attempt=1, why="known"), trial)
 
     def tell(self, trial: Trial) -> None:
         """Take the outcome of a boot that was asked for.

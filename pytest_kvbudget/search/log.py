@@ -60,6 +60,15 @@ class BootLog:
         self.told.append((ask, trial))
         self.pending.remove(ask)
 
+    @property
+    def known(self) -> int:
+        """Boots that were there before the search."""
+        return sum(ask.why == "known" for ask, _ in self.told)
+
+    def know(self, ask: Ask, trial: Trial) -> None:
+        """Take a boot that was there before the search."""
+        self.told.append((ask, trial))
+
     def drop(self, value: int) -> None:
         """Forget a pending boot.
 

@@ -25,6 +25,11 @@ PROOF_SIGMAS: Final = 2.0
 DEPLOY_SIGMAS: Final = 3.0
 STEADY_TERMS: Final = ("model_load_bytes", "non_torch_bytes", "consumed_bytes", "graph_capture_bytes")
 """Facts of a ledger that neither a window nor a pool moves."""
+MOVED_TERMS: Final = {
+    "max_num_seqs": frozenset({"non_torch_bytes", "consumed_bytes", "graph_capture_bytes"}),
+    "max_num_batched_tokens": frozenset({"non_torch_bytes", "consumed_bytes", "graph_capture_bytes"}),
+}
+"""Those that an axis moves after all: sequences decide which graph sizes are captured, a step's tokens its workspaces."""
 _ARENA: Final = ("plan_expert_cache_bytes", "plan_slots", "plan_registry_b_per_token")
 _FEW_BOOTS: Final = 4
 _TWO_BOOTS: Final = 2
@@ -65,9 +70,10 @@ def _by_term(trials: Sequence[Trial]) -> list[list[float]]:
     return [[trial.terms[name] for trial in trials if name in trial.terms] for name in names]
 
 
-def steady_terms(ledger: BootLedger) -> dict[str, float]:
+def steady_terms(ledger: BootLedger, axis: str) -> dict[str, float]:
     """The terms of a boot that its place on an axis does not move, in bytes; the residuals' raw material."""
-    values = {name: ledger.get(name) for name in STEADY_TERMS}
+    moved = MOVED_TERMS.get(axis, frozenset())
+    values = {name: ledger.get(name) for name in STEADY_TERMS if name not in moved}
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
 
 

@@ -396,6 +396,78 @@ VARIANTS: list[Variant] = [
         leave=(UTIL_DOWN,),
     ),
     Variant(
+        "0.8, an exception that the grammar does not know",
+        (
+            I0 + "[kv_cache_utils.py:537] GPU KV cache size: 17,328 tokens",
+            "ERROR 03-26 08:41:09 [core.py:340] EngineCore hit an exception: Traceback (most recent call last):",
+            'ERROR 03-26 08:41:09 [core.py:340]   File "/v/vllm/v1/engine/core.py", line 332, in run_engine_core',
+            'ERROR 03-26 08:41:09 [core.py:340]   File "/v/vllm/v1/worker/m.py", line 3, in initialize_kv_cache',
+            "ERROR 03-26 08:41:09 [core.py:340] ValueError: Block size must be a multiple of 16.",
+            "CRITICAL 03-26 08:41:09 [core_client.py:269] Got fatal signal from worker processes, shutting down.",
+        ),
+        "failed",
+        Phase.KV_ALLOC,
+        "engine_exception",
+        {"kv_tokens": 17328},
+    ),
+    Variant(
+        "0.8, only the word of the client",
+        (
+            I0 + "[gpu_model_runner.py:537] Starting to load model m...",
+            "CRITICAL 03-26 08:41:09 [core_client.py:269] Got fatal signal from worker processes, shutting down.",
+            "Killed",
+        ),
+        "failed",
+        Phase.WEIGHTS_LOAD,
+        "unexplained",
+        {},
+    ),
+    Variant(
+        "0.10.1, what was asked of the engine is dumped beside its death",
+        (
+            READY,
+            "(EngineCore_0 pid=309) ERROR 09-02 08:04:02 [dump_input.py:69] Dumping input data for V1 LLM engine "
+            "(v0.10.1.1) with config: model='x', max_seq_len=10000, tensor_parallel_size=2",
+            "(EngineCore_0 pid=309) ERROR 09-02 08:04:02 [core.py:634] EngineCore encountered a fatal error.",
+            "(EngineCore_0 pid=309) ERROR 09-02 08:04:02 [core.py:634] RuntimeError: Worker failed with error 'CUDA "
+            "error: an illegal memory access was encountered', please check the stack trace above for the root cause",
+        ),
+        "died_after_boot",
+        Phase.REQUEST,
+        "kernel_fault",
+        {},
+        leave=(UTIL_DOWN, LEN_DOWN),
+    ),
+    Variant(
+        "a step that never came back",
+        (
+            READY,
+            *trace("(EngineCore pid=5) ERROR 09-30 10:05:00 [core.py:1] ", "execute_model"),
+            "(EngineCore pid=5) ERROR 09-30 10:05:00 [core.py:1] TimeoutError: RPC call to sample_tokens timed out.",
+            "(EngineCore pid=5) ERROR 09-30 10:05:00 [core.py:1] EngineCore encountered a fatal error.",
+        ),
+        "died_after_boot",
+        Phase.REQUEST,
+        "engine_exception",
+        {},
+    ),
+    Variant(
+        "records with the logger's name",
+        (
+            "2025-11-02 13:17:04,315 - vllm.v1.worker - INFO - Available KV cache memory: 3.18 GiB",
+            "2025-11-02 13:17:04,315 - vllm.v1.worker - WARNING - not torch.OutOfMemoryError: CUDA out of memory. Tried "
+            "to allocate 1.00 GiB.",
+            READY,
+            "2025-11-02 13:17:04,315 - vllm.v1.engine.core_client - ERROR - Engine core proc EngineCore_DP0 died "
+            "unexpectedly, shutting down client.",
+            "2025-11-02 13:17:04,315 - vllm.v1.executor - INFO - Parent process exited, terminating worker",
+        ),
+        "died_after_boot",
+        Phase.READY,
+        "engine_killed",
+        {"available_kv_bytes": gib(3.18)},
+    ),
+    Variant(
         "SGLang, only the wrapper",
         (
             "[2026-05-01 10:00:03 TP0] Load weight begin. avail mem=78.60 GB",
@@ -404,6 +476,58 @@ VARIANTS: list[Variant] = [
         "failed",
         Phase.WEIGHTS_LOAD,
         "unexplained",
+        {},
+    ),
+    Variant(
+        "SGLang, killed while it loads",
+        (
+            "[2026-05-01 10:00:03 TP0] Load weight begin. avail mem=78.60 GB",
+            "[2026-05-01 10:00:13] Rank 0 scheduler is dead. Please check if there are relevant logs.",
+            "[2026-05-01 10:00:13] Exit code: -9",
+        ),
+        "failed",
+        Phase.WEIGHTS_LOAD,
+        "host_oom_killed",
+        {"free_bytes": gib(78.6)},
+        leave=(UTIL_DOWN,),
+    ),
+    Variant(
+        "SGLang, a rank that did not come",
+        (
+            "[2026-05-01 10:00:03 TP0] Load weight end. type=X, avail mem=18.20 GB, mem usage=60.40 GB.",
+            "ValueError: TP rank 0 could finish the model loading, but there are other ranks that didn't finish "
+            "loading. It is likely due to unexpected failures (e.g., OOM) or a slow node.",
+            "[2026-05-01 10:00:13] Exit code: -11",
+        ),
+        "failed",
+        Phase.PROFILE,
+        "engine_killed",
+        {"weights_bytes": gib(60.4)},
+        leave=(UTIL_DOWN,),
+    ),
+    Variant(
+        "llama.cpp, an assertion",
+        (
+            "load_tensors:      CUDA0 model buffer size = 18000.00 MiB",
+            "/src/ggml/src/ggml-cuda/mmq.cu:20: GGML_ASSERT(ne00 % 256 == 0) failed",
+            "Aborted (core dumped)",
+        ),
+        "failed",
+        Phase.KV_ALLOC,
+        "engine_exception",
+        {},
+    ),
+    Variant(
+        "llama.cpp, the device is lost",
+        (
+            "main: server is listening on http://127.0.0.1:8080 - starting the main loop",
+            "slot launch_slot_: id  0 | task 0 | processing task",
+            "terminate called after throwing an instance of 'vk::DeviceLostError'",
+            "  what():  vk::Queue::submit: ErrorDeviceLost",
+        ),
+        "died_after_boot",
+        Phase.REQUEST,
+        "device_fault",
         {},
     ),
     Variant(

@@ -272,3 +272,25 @@ def test_b(kv_engine):
     record = only(project)
     assert record.cause is not None
     assert (record.verdict, record.cause.failure_class) == (Verdict.FAIL, "request_oom")
+
+
+def test_a_device_that_disappears_is_unknown_and_says_what_was_missing(project: Project) -> None:
+    project.configure(shape="max_model_len = 4096")
+    project.tests(
+        """
+import pathlib, pytest
+
+@pytest.mark.knife_edge(hold=8, min_free="512 MiB")
+def test_survives(kv_engine):
+    for path in pathlib.Path("sysfs").rglob("mem_info_vram_used"):
+        path.rename(path.with_name("away"))
+"""
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    record = only(project)
+    assert record.cause is not None
+    assert (record.verdict, record.cause.failure_class) == (Verdict.UNKNOWN, "memory_unseen")
+    assert record.survival is not None
+    assert all(request.survived for request in record.survival.requests)
+    result.stdout.fnmatch_lines(["*no rank's memory was seen (*mem_info_vram_used: cannot be read: No such file*"])

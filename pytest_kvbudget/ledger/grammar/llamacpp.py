@@ -120,6 +120,15 @@ FAILURES: Final = (
         needle="llocation",
         failure=_fails("single_alloc_limit"),
     ),
+    Row(
+        pattern=r"GGML_ASSERT\(.*\) failed",
+        needle="GGML_ASSERT(",
+        failure=_fails("engine_exception", None, Tier.KILLED),
+    ),
+    *(
+        Row(pattern=pattern, failure=_fails("device_fault", None, Tier.KILLED))
+        for pattern in (r"ErrorDeviceLost", r"VK_ERROR_DEVICE_LOST")
+    ),
     Row(pattern=r"exceeds device memory allocation limit", failure=_fails("single_alloc_limit")),
     Row(pattern=r"failed to allocate buffer for kv cache", failure=_fails("kv_alloc_oom", Phase.KV_ALLOC, Tier.KILLED)),
     Row(

@@ -126,13 +126,30 @@ ROWS: Final = (
     ),
 )
 
+DEATHS: Final = (
+    Row(
+        pattern=r"^Exit code: -9\b",
+        needle="Exit code: -9",
+        known=False,
+        failure=Failure(failure_class="host_oom_killed", tier=Tier.KILLED),
+    ),
+    Row(
+        pattern=r"^Exit code: -(?!9\b)\d+",
+        needle="Exit code: -",
+        known=False,
+        failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
+    ),
+)
+
 WRAPPERS: Final = tuple(
     Row(pattern=pattern, needle=needle, failure=Failure(failure_class="unexplained", tier=Tier.WRAPPER))
     for pattern, needle in (
         (r"Scheduler hit an exception", ""),
         (r"Received sigquit from a child process", ""),
+        (r"scheduler is dead\. Please check", ""),
+        (r"there are other ranks that didn't finish loading", "other ranks that didn't finish loading"),
         (r"Detokenizer ?Manager hit an exception|TokenizerManager hit an exception", "Manager hit an exception"),
     )
 )
 
-TABLE: Final = Table(family="sglang", rows=(*ROWS, *WRAPPERS))
+TABLE: Final = Table(family="sglang", rows=(*ROWS, *DEATHS, *WRAPPERS))

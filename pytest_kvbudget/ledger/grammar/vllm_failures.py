@@ -420,6 +420,8 @@ WRAPPERS: Final = tuple(
         (r"EngineCore failed to start\.", ""),
         (r"Engine core initialization failed\.", ""),
         (r"Engine process failed to start", ""),
+        (r"Got fatal signal from worker processes", ""),
+        (r"EngineCore hit an exception", ""),
         (r"EngineCore encountered a fatal error", ""),
         (r"EngineDeadError", ""),
         (r"Background loop has errored already", ""),
