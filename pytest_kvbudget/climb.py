@@ -11,6 +11,7 @@ from pytest_kvbudget.archive import RunArchive, timestamp
 from pytest_kvbudget.question import DEFAULT_STRATEGY, Known, Question, RungPlan
 from pytest_kvbudget.records import AttemptRecord, FindingRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
+from pytest_kvbudget.search.bracket import rung_of
 from pytest_kvbudget.search.ladder import Ask, Ladder
 from pytest_kvbudget.search.model import Axis, Finding, Trial
 from pytest_kvbudget.search.pool import measured_pool_bytes, rung_shape
@@ -145,6 +146,10 @@ class Climb(Question):
             trial = msgspec.structs.replace(trial, pool_short=False)
         if self._only is None:
             self._ladder.tell(trial)
+
+    def is_rung(self, value: int) -> bool:
+        """It is a rung as the marker asks for them."""
+        return rung_of(self.spec.rungs, value) is not None
 
     def know(self, trial: Trial) -> None:
         """Tell the ladder of a boot that was made for another one."""

@@ -13,7 +13,6 @@ from pytest_kvbudget.archive import AnyFinding, RunArchive, timestamp
 from pytest_kvbudget.hinting import hint_of_record
 from pytest_kvbudget.records import AttemptRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
-from pytest_kvbudget.search.bracket import rung_of
 from pytest_kvbudget.search.ladder import Ask
 from pytest_kvbudget.search.model import Axis, Finding, Prior, SweepFinding, Trial
 from pytest_kvbudget.search.noise import Noise, ledger_grain, steady_terms
@@ -151,16 +150,24 @@ class Question(ABC):
         """A shape that a test's own fixture made still has the rung's setting."""
         return turned(shape, self.name) == turned(plan.shape, self.name)
 
+    @abstractmethod
     def know(self, trial: Trial) -> None:
-        """Tell the search of a boot that was made for another question; by default it has no use for one."""
+        """Tell the search of a boot that was made for another question, before its own first one."""
 
     def known_plan(self, shape: Shape) -> RungPlan | None:
-        """The rung that a boot of this shape stands on, before the first is asked for; ``None`` where it is none."""
+        """The rung that a boot of this shape stands on by its setting alone; ``None`` where it is none.
+
+        Whether everything else of the shape is the rung's too is for the caller to compare.
+        """
         setting = turned(shape, self.name)
         value = None if setting is None else round(setting * self.grid.scale)
-        if value is None or rung_of(self.grid, value) is None or self.shape(value) != shape:
+        if value is None or not self.is_rung(value):
             return None
         return self._plan(Ask(value=value, index=None, attempt=1, why="known"))
+
+    @abstractmethod
+    def is_rung(self, value: int) -> bool:
+        """The search may ask for this value from the beginning."""
 
     def tell(
         self, plan: RungPlan, record: AttemptRecord, path: Path, *, reused: bool = False, known: bool = False

@@ -145,6 +145,14 @@ class Tuning(Question):
         if self._only is None:
             self._sweep.tell(trial)
 
+    def is_rung(self, value: int) -> bool:
+        """It is on the coarse grid."""
+        return self._sweep.is_rung(value)
+
+    def know(self, trial: Trial) -> None:
+        """Tell the sweep of a boot of an earlier run."""
+        self._sweep.know(trial)
+
     def moot(self) -> frozenset[int]:
         """Values under way that other boots have answered."""
         return frozenset(self._sweep.moot())

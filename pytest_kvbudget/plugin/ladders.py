@@ -7,6 +7,7 @@ reported as a row. A finding item then decides: it alone counts for the exit sta
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from pytest_kvbudget.plugin.rungs import RungEnd, RungRunner
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.pool import PoolError
 from pytest_kvbudget.question import Question, RungPlan
+from pytest_kvbudget.records import AttemptRecord
 
 
 class Ladders:
@@ -124,8 +126,8 @@ class LadderRun:
                 break
 
     def _answer(self, quest: Quest, question: Question, part: Part) -> None:
-        for known, attempt in quest.known(question):
-            self._know(question, part, known, attempt)
+        for known, path, record in quest.known(question):
+            self._taken(question, part, known, path, record, known=True)
         while part.goes_on and not self._item.session.shouldstop:
             running = len(self._running)
             limit = quest.limit(part.longest_s)
@@ -156,18 +158,16 @@ class LadderRun:
         for plan in plans:
             found = None if plan.label in self._running else quest.earlier(question, plan)
             if found is not None:
-                path, record = found
-                part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
-                question.tell(plan, record, path, reused=True)
-                self._runner.reused_row(plan, record, path)
+                self._taken(question, part, plan, *found)
                 some = True
         return some
 
-    def _know(self, question: Question, part: Part, plan: RungPlan, attempt: Attempt) -> None:
-        """Tell the search of a boot of the ladder before, and show it."""
-        record, path = attempt.record, attempt.record_path
+    def _taken(
+        self, question: Question, part: Part, plan: RungPlan, path: Path, record: AttemptRecord, *, known: bool = False
+    ) -> None:
+        """Tell the search of an earlier boot, and show it."""
         part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
-        question.tell(plan, record, path, reused=True, known=True)
+        question.tell(plan, record, path, reused=True, known=known)
         self._runner.reused_row(plan, record, path)
 
     def _next_boot(

@@ -156,21 +156,35 @@ class Quest:
         loaded, experience = self._session.settings.loaded, self._session.pool.experience
         return found or plan_prior(loaded, ladder, base, experience)
 
-    def known(self, question: Question) -> Iterator[tuple[RungPlan, Attempt]]:
-        """Boots of a ladder before this one that stand on a rung of it, each once."""
-        for attempt in list(self._booted):
+    def known(self, question: Question) -> Iterator[tuple[RungPlan, Path, AttemptRecord]]:
+        """Finished boots that stand on rungs of a question, each rung once, in the order in which they were booted.
+
+        Those of the ladder before this one and, with ``--kvbudget-resume``, those of earlier runs. Repeated boots of a
+        rung are left for when the search asks for them.
+        """
+        seen: set[int] = set()
+        for attempt in self._booted:
             plan = question.known_plan(attempt.request.shape)
-            request = None if plan is None else question.request(plan, plan.shape)
-            if plan is not None and request is not None and _same(attempt, request):
-                self._booted = [other for other in self._booted if other.request.shape != attempt.request.shape]
-                yield plan, attempt
+            if plan is not None and plan.value not in seen and _same(attempt, question.request(plan, plan.shape)):
+                seen.add(plan.value)
+                yield plan, attempt.record_path, attempt.record
+        if self.only is not None:
+            return
+        for booted in self._session.earlier_boots:
+            plan = question.known_plan(booted.record.shape)
+            if plan is None or plan.value in seen or booted.record.number > 1:
+                continue
+            found = self.earlier(question, plan)
+            if found is not None:
+                seen.add(plan.value)
+                yield plan, *found
 
     def earlier(self, question: Question, plan: RungPlan) -> Earlier | None:
         """A finished boot of an earlier run that stands for one that is wanted."""
-        if self.only is not None:
-            return None
-        request = question.request(plan, plan.shape)
-        return self._session.resume(plan.shape, request.asked or None)
+        settings = self._session.settings
+        if self.only is not None or (settings.leave_serving and plan.why == "confirm"):
+            return None  # what is to be left serving has to be booted
+        return self._session.resume(plan.shape, question.request(plan, plan.shape).asked or None)
 
     def keep(self, attempts: list[Attempt]) -> None:
         """Boots of a ladder that is over: a later one does not repeat them."""

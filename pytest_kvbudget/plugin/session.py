@@ -17,7 +17,7 @@ from pytest_kvbudget.archive import RunArchive, new_run_id
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.booting import Booting
 from pytest_kvbudget.budget.model import Plan
-from pytest_kvbudget.history import History, Resume
+from pytest_kvbudget.history import Booted, History, Resume
 from pytest_kvbudget.identity import device_readings, identity_of
 from pytest_kvbudget.ledger.model import MissingValueError
 from pytest_kvbudget.planning import plan_for
@@ -317,6 +317,11 @@ class KvSession:
     def history(self) -> History:
         """Records of earlier runs in this archive."""
         return History.read(self.archive.root, without=self.archive.info.run)
+
+    @property
+    def earlier_boots(self) -> Sequence[Booted]:
+        """Boots of earlier runs that may be taken over; none without ``--kvbudget-resume``."""
+        return self.history.attempts if self.settings.resume else ()
 
     @cached_property
     def _resume(self) -> Resume:

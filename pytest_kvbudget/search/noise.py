@@ -29,7 +29,7 @@ MOVED_TERMS: Final = {
     "max_num_seqs": frozenset({"non_torch_bytes", "consumed_bytes", "graph_capture_bytes"}),
     "max_num_batched_tokens": frozenset({"non_torch_bytes", "consumed_bytes", "graph_capture_bytes"}),
 }
-"""Those that an axis moves after all: sequences decide which graph sizes are captured, a step's tokens its workspaces."""
+"""Those that an axis moves after all: sequences decide which graph sizes are captured, a step's tokens workspaces."""
 _ARENA: Final = ("plan_expert_cache_bytes", "plan_slots", "plan_registry_b_per_token")
 _FEW_BOOTS: Final = 4
 _TWO_BOOTS: Final = 2

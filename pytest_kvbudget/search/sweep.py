@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pytest_kvbudget.search import sweep_sentences
+from pytest_kvbudget.search.bracket import rung_of
 from pytest_kvbudget.search.ladder import Ladder
 from pytest_kvbudget.search.model import Axis, Hint, Limit, SweepFinding, SweepKey, Trial
 from pytest_kvbudget.search.predict import Predict
@@ -21,7 +22,7 @@ from pytest_kvbudget.search.strategies import OneStep
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pytest_kvbudget.search.knobs import Knob, Side
     from pytest_kvbudget.search.log import Ask
@@ -107,6 +108,7 @@ class Sweep:
         self._coarse: Finding | None = None
         ends = sorted((self._mirror(lowest), self._mirror(highest)))
         axis = Axis(name=knob.name, floor=ends[0], ceiling=ends[1], quantum=step, scale=knob.scale)
+        self._base = axis
         self._ladder = self._new_ladder(axis, (), confirm=0 if fine_step else confirm)
 
     def next(self) -> Ask | None:
@@ -137,16 +139,31 @@ class Sweep:
         self._halted = True
         self._ladder.halt(reason)
 
+    def is_rung(self, value: int) -> bool:
+        """The value is on the coarse grid."""
+        return rung_of(self._base, self._mirror(value)) is not None
+
+    def know(self, trial: Trial) -> None:
+        """Take a boot that nobody asked for, before the first one is asked for.
+
+        Raises:
+            ValueError: a boot was asked for already, or it has no verdict.
+        """
+        self._take(trial, self._ladder.know)
+
     def tell(self, trial: Trial) -> None:
         """Take the outcome of a boot that was asked for.
 
         Raises:
             ValueError: it was not asked for.
         """
+        self._take(trial, self._ladder.tell)
+
+    def _take(self, trial: Trial, tell: Callable[[Trial], None]) -> None:
         side = self.knob.side(trial.cause, self._classes) if trial.verdict is Verdict.FAIL else None
         seen = msgspec.structs.replace(trial, value=self._mirror(trial.value), hint=self._seen_hint(trial.hint))
         short = trial.verdict is Verdict.FAIL and side == self.knob.other_side
-        self._ladder.tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=_BEYOND) if short else seen)
+        tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=_BEYOND) if short else seen)
         self._booted[trial.value] = trial
         self._reused += trial.reused
         if short:

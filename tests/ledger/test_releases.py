@@ -455,8 +455,8 @@ VARIANTS: list[Variant] = [
         "records with the logger's name",
         (
             "2025-11-02 13:17:04,315 - vllm.v1.worker - INFO - Available KV cache memory: 3.18 GiB",
-            "2025-11-02 13:17:04,315 - vllm.v1.worker - WARNING - not torch.OutOfMemoryError: CUDA out of memory. Tried "
-            "to allocate 1.00 GiB.",
+            "2025-11-02 13:17:04,315 - vllm.v1.worker - WARNING - not torch.OutOfMemoryError: CUDA out of memory. "
+            "Tried to allocate 1.00 GiB.",
             READY,
             "2025-11-02 13:17:04,315 - vllm.v1.engine.core_client - ERROR - Engine core proc EngineCore_DP0 died "
             "unexpectedly, shutting down client.",

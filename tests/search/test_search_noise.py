@@ -88,7 +88,7 @@ def test_steady_terms_of_a_ledger() -> None:
         name: Value(value=value, unit="bytes", evidence=Evidence(1, name))
         for name, value in (("model_load_bytes", 5.0 * GIB), ("available_kv_bytes", GIB), ("non_torch_bytes", MIB))
     }
-    terms = steady_terms(BootLedger(family="vllm", facts=facts))
+    terms = steady_terms(BootLedger(family="vllm", facts=facts), "max_model_len")
     assert terms == {"model_load_bytes": 5.0 * GIB, "non_torch_bytes": float(MIB)}
 
 
