@@ -12,7 +12,7 @@ from pytest_kvbudget.engine.kernel import KernelKill
 from pytest_kvbudget.engine.soak import PARTS, STEP_BYTES, SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.engine.watch import Outcome
-from pytest_kvbudget.ledger.classes import verdict_of
+from pytest_kvbudget.ledger.classes import verdict_on
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Lever
 from pytest_kvbudget.search.hints import capacity_tokens
 from pytest_kvbudget.search.pool import kv_windows_short, pool_short
@@ -60,7 +60,7 @@ def judge_end(outcome: Outcome, ledger: BootLedger) -> Judgement:
     if outcome.kind == "foreign":
         return reason(Verdict.ERROR, Phase.ARGUMENT, "port_in_use", outcome.message)
     if cause is not None:
-        return verdict_of(cause.failure_class), cause, f"{cause.failure_class}: {cause.sentence}"
+        return verdict_on(cause), cause, f"{cause.failure_class}: {cause.sentence}"
     how = outcome.message or ("was killed" if (outcome.status or 0) < 0 else "left")
     last = f" after {ledger.milestones[-1].evidence.text!r}" if ledger.milestones else ""
     status = "" if outcome.status is None else f" (exit status {outcome.status})"

@@ -12,7 +12,7 @@ from pytest_kvbudget.device.host import read_host
 from pytest_kvbudget.device.model import DeviceMemory, ProbeError
 from pytest_kvbudget.gate import cautions_for, refusal_for
 from pytest_kvbudget.judging import reason
-from pytest_kvbudget.ledger.classes import verdict_of
+from pytest_kvbudget.ledger.classes import verdict_on
 from pytest_kvbudget.memory import AttemptMemory
 from pytest_kvbudget.planning import Experience, plan_for
 from pytest_kvbudget.recording import Recording
@@ -56,7 +56,7 @@ def allowed(
         recording.note(caution)
     cause = refusal_for(loaded, request.shape, experience) if gate else None
     is_rung = request.rung is not None
-    if cause is None or (is_rung and verdict_of(cause.failure_class) is Verdict.FAIL):
+    if cause is None or (is_rung and verdict_on(cause) is Verdict.FAIL):
         # Arithmetic may save a boot, but never bounds a finding: a rung that may fail for memory is booted.
         return True
     said = f"{cause.failure_class}: {cause.sentence}; --kvbudget-no-gate boots it all the same"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_kvbudget.verdict import Verdict
+
+if TYPE_CHECKING:
+    from pytest_kvbudget.ledger.model import Cause
 
 
 class Proof(StrEnum):
@@ -94,3 +98,24 @@ def verdict_of(failure_class: str) -> Verdict:
         KeyError: for a word outside the vocabulary.
     """
     return _VERDICTS[proof_of(failure_class)]
+
+
+_SLOTS: Final = re.compile(r"\bslots?\b", re.IGNORECASE)
+
+
+def counts_slots(failure_class: str, text: str) -> bool:
+    """An expert plan was refused for its size: too few slots are left for the resident layers.
+
+    That is memory, which window and utilization move; every other refusal of a plan is about model or image.
+    """
+    return failure_class == "plan_refused" and _SLOTS.search(text) is not None
+
+
+def verdict_on(cause: Cause) -> Verdict:
+    """The verdict on an attempt that ended for this cause: as `verdict_of` its class, and a plan by what it lacked.
+
+    Raises:
+        KeyError: for a class outside the vocabulary.
+    """
+    said = " ".join((cause.sentence, *(evidence.text for evidence in cause.evidence)))
+    return Verdict.FAIL if counts_slots(cause.failure_class, said) else verdict_of(cause.failure_class)

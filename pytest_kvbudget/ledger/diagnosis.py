@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.boot import BootState
-from pytest_kvbudget.ledger.classes import Proof, proof_of
+from pytest_kvbudget.ledger.classes import Proof, counts_slots, proof_of
 from pytest_kvbudget.ledger.grammar import order_of
 from pytest_kvbudget.ledger.grammar.model import Tier
 from pytest_kvbudget.ledger.grammar.neuron import COMPILED
-from pytest_kvbudget.ledger.levers import levers_for, with_limits, with_own
+from pytest_kvbudget.ledger.levers import PLAN_SHORT, levers_for, with_limits, with_own
 from pytest_kvbudget.ledger.model import Cause, Evidence, Lever, Outcome
 from pytest_kvbudget.ledger.refused import blamed, misread
 from pytest_kvbudget.ledger.seen import Seen
@@ -287,7 +287,7 @@ def _cause(state: BootState, root: Seen, failure_class: str, phase: Phase) -> Ca
         near = seen.failure.tier <= root.failure.tier + 1 and seen.failure.tier is not Tier.WRAPPER
         if near and not seen.survived and seen.row is not None and seen.process == root.process and len(lines) < 5:
             lines.setdefault(seen.evidence.line, seen.evidence)
-    levers = _levers(state, failure_class, phase)
+    levers = PLAN_SHORT if counts_slots(failure_class, root.evidence.text) else _levers(state, failure_class, phase)
     sentence = sentence_for(failure_class, figures, root.evidence.text)
     if failure_class == "argument_rejected":
         own = blamed(state, root)

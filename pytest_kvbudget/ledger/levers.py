@@ -301,6 +301,16 @@ _NEURON_WEIGHTS: Final = (
 )
 
 
+PLAN_SHORT: Final = (
+    _lever("gpu_memory_utilization", "raise", "helps", "within its law; the arena is what the budget leaves"),
+    _lever("max_model_len", "lower", "helps", "the plan reserves the KV of one window"),
+    _lever("VLLM_CUDAGRAPH_MEM_PER_GRAPH_MB", "lower", "helps", "down to what a boot captured"),
+    _lever("expert_resident_layers", "lower", "helps", "they are the floor of the slots"),
+    _lever("kv_cache_memory_bytes", "lower", "useless", "a pinned pool is no term of the plan"),
+)
+"""Of an expert plan that has too few slots (RDNA4 document, sections 1 and 3)."""
+
+
 def with_own(levers: tuple[Lever, ...], own: Lever) -> tuple[Lever, ...]:
     """The levers with what a refusal is about in front, by its own name."""
     return (own, *(lever for lever in levers if lever.name not in {own.name, "argument"}))

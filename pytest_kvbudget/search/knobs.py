@@ -44,6 +44,7 @@ SIDES: Final[Mapping[str, Side]] = MappingProxyType(
         "kv_budget_nonpositive": "minimum_kv",
         "kv_reserve_underpriced": "minimum_kv",
         "max_num_seqs_exceeds_state": "minimum_kv",
+        "plan_refused": "minimum_kv",
     }
 )
 """Which side a failure class is on, for every knob. A class that is not here stops a sweep."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_kvbudget.ledger.classes import CLASSES, verdict_of
+from pytest_kvbudget.ledger.classes import CLASSES, verdict_of, verdict_on
 from pytest_kvbudget.ledger.levers import levers_for
 from pytest_kvbudget.verdict import Phase, Verdict
 from tests.ledger.support import GIB, lever_effects, read
@@ -268,3 +268,29 @@ def test_thousands_of_outlived_exceptions_do_not_hide_the_death() -> None:
         ]
     ledger = read(*lines, *frames("execute_model"), WE + OOM, E + "EngineCore encountered a fatal error.")
     assert (ledger.outcome, ledger.failure_class) == ("died_after_boot", "request_oom")
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict", "window"),
+    [
+        ("expert cache space holds 2,041 slots; the resident layers need at least 4,449", Verdict.FAIL, "helps"),
+        (
+            "SomeArch has no get_kv_cache_layers_from_config; the v2 plan sizes KV from the model's config-time specs "
+            "and does not guess",
+            Verdict.ERROR,
+            "useless",
+        ),
+    ],
+)
+def test_a_plan_that_lacks_slots_is_a_matter_of_memory_and_one_without_specs_is_not(
+    said: str, verdict: Verdict, window: str
+) -> None:
+    """Slots are what the budget leaves after the reserve of one window (RDNA4 budget document, section 1)."""
+    cause = read(
+        "(APIServer pid=3) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0",
+        f"(APIServer pid=3) ExpertPlanError: {said}",
+    ).cause
+    assert cause is not None
+    assert (cause.failure_class, cause.phase) == ("plan_refused", Phase.ARGUMENT)
+    assert verdict_on(cause) is verdict
+    assert {lever.effect for lever in cause.levers if lever.name == "max_model_len"} == {window}

@@ -1,0 +1,173 @@
+"""The truth about a ladder, by booting every rung, and whether a finding agrees with it."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from pytest_kvbudget.config import LoadedTarget
+from pytest_kvbudget.engine.backends.mock import MockBackend
+from pytest_kvbudget.mock.arguments import parse
+from pytest_kvbudget.mock.physics import Physics
+from pytest_kvbudget.mock.probability import command_of, pass_probability
+from pytest_kvbudget.mock.rehearsal import Rehearsal, rehearse
+from pytest_kvbudget.mock.spec import MockDevice
+from pytest_kvbudget.search.model import Axis, Finding
+from pytest_kvbudget.search.pool import rung_shape
+from pytest_kvbudget.search.turn import turn
+from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.specs import LadderSpec
+from pytest_kvbudget.verdict import FindingKind
+
+_TOKENS: Final = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+HONEST: Final = frozenset({FindingKind.FLAKY, FindingKind.NON_MONOTONE})
+"""What may be said where chances are no step from 1 to 0."""
+
+
+class Truth(msgspec.Struct, frozen=True, kw_only=True):
+    """The chance of every rung to pass, by value."""
+
+    chances: dict[int, float]
+    reference: float = 1.0
+    """Chance of a scaled pool's reference."""
+
+    @property
+    def certain(self) -> bool:
+        """Every rung passes always or never."""
+        return set(self.chances.values()) <= {0.0, 1.0}
+
+    @property
+    def monotone(self) -> bool:
+        """No rung passes more often than one below it."""
+        return all(low >= high for low, high in pairwise(chance for _, chance in sorted(self.chances.items())))
+
+
+def truth(loaded: LoadedTarget, ladder: LadderSpec, *, request_tokens: int = 0) -> Truth:
+    """Boot every rung of a ladder, whatever the log says about it.
+
+    Args:
+        loaded: a simulated target.
+        ladder: the ladder.
+        request_tokens: prompt and answer of a request that a boot must live through; 0: none.
+
+    Raises:
+        UsageError: the engine refuses the command line of a rung.
+    """
+    axis = ladder.rungs
+    base = loaded.target.shape
+    found = {}
+    for index in range(len(axis)):
+        value = axis.value(index)
+        found[value] = _chance(loaded, ladder, value, request_tokens)
+    own = getattr(base, ladder.axis)
+    reference = _chance(loaded, ladder, own, request_tokens) if ladder.pool == "scaled" else 1.0
+    return Truth(chances=found, reference=reference)
+
+
+def _chance(loaded: LoadedTarget, ladder: LadderSpec, value: int, request_tokens: int) -> float:
+    """The chance that a rung passes and holds its windows."""
+    base = loaded.target.shape
+    if ladder.pool == "fixed":
+        shape = turn(base, ladder.axis, ladder.rungs.setting(value))
+        boot = _boot(loaded, shape)
+        short = boot.passed and not _holds(boot, ladder.windows, shape)
+    else:
+        shape = rung_shape(base, ladder.axis, value, "scaled")
+        boot = _boot(loaded, shape)
+        # a scaled pool that is short says nothing about the rung: what counts is whether one that is not would do
+        if boot.phase == "kv_check" or (boot.passed and not _holds(boot, ladder.windows, shape)):
+            shape = shape.merged(kv_cache_memory_bytes=_enough(loaded, ladder.windows, shape))
+        short = False
+    if short:
+        return 0.0
+    return pass_probability(
+        _spec(loaded), shape, loaded.environment, cards=_cards(loaded, shape), request_tokens=request_tokens
+    )
+
+
+def _boot(loaded: LoadedTarget, shape: Shape) -> Rehearsal:
+    argv, environ = command_of(shape, loaded.environment)
+    return rehearse(_spec(loaded), argv, environ, cards=_cards(loaded, shape))
+
+
+def _holds(boot: Rehearsal, windows: int, shape: Shape) -> bool:
+    """By the engine's own count."""
+    said = _TOKENS.search(boot.log)
+    return said is not None and int(said[1].replace(",", "")) >= windows * (shape.max_model_len or 0)
+
+
+def _enough(loaded: LoadedTarget, windows: int, shape: Shape) -> int:
+    """The smallest pool that holds the windows, by the simulator's own arithmetic."""
+    argv, environ = command_of(shape, loaded.environment)
+    spec = _spec(loaded)
+    physics = Physics(spec, parse(argv, fork=spec.dialect == "rdna4"), environ)
+    return (windows * physics.blocks_for(physics.max_model_len) + 1) * physics.block_bytes
+
+
+def _spec(loaded: LoadedTarget) -> MockDevice:
+    return loaded.target.mock or MockDevice()
+
+
+def _cards(loaded: LoadedTarget, shape: Shape) -> list[int]:
+    return [int(card) for card in MockBackend().slots(loaded, shape)[0]]
+
+
+# -- findings
+
+
+def disagreement(finding: Finding, real: Truth) -> str | None:
+    """What is wrong with a finding, in words; ``None`` where it agrees with every rung's boot.
+
+    A finding speaks of the rungs of its own axis, whose quantum may have been raised. Where a rung passes now and
+    then, or a longer one passes and a shorter one does not, no rung is the only right answer: the proof has to be
+    true all the same, and `HONEST` findings are right too.
+    """
+    axis = finding.axis
+    rungs = {axis.value(index): real.chances[axis.value(index)] for index in range(len(axis))}
+    own = Truth(chances=rungs, reference=real.reference)
+    if finding.kind is FindingKind.UNDECIDED and real.reference < 1 and finding.value is None:
+        return None
+    if own.certain and own.monotone:
+        expected = _expected(axis, rungs)
+        said = (finding.kind, finding.value, finding.failed_at)
+        return None if said == expected else f"{_words(said)}; by booting every rung {_words(expected)}"
+    if finding.kind in HONEST:
+        return None
+    return _untrue(finding, rungs)
+
+
+def _expected(axis: Axis, rungs: dict[int, float]) -> tuple[FindingKind, int | None, int | None]:
+    good = [value for value, chance in rungs.items() if chance == 1]
+    if not good:
+        return FindingKind.EMPTY, None, axis.floor
+    if len(good) == len(rungs):
+        return FindingKind.CEILING_REACHED, good[-1], None
+    return FindingKind.PROVEN, good[-1], axis.value(len(good))
+
+
+def _untrue(finding: Finding, rungs: dict[int, float]) -> str | None:
+    """Why the proof of a finding is none."""
+    values = sorted(rungs)
+    if finding.kind is FindingKind.EMPTY:
+        low = rungs[values[0]]
+        return None if low <= 0.5 else f"empty, and the floor passes {low:.0%} of its boots"
+    if finding.value is None or not finding.proven:
+        return f"{finding.kind}: {finding.sentence}"
+    chance = rungs[finding.value]
+    if chance < 0.5:
+        return f"{finding.value} is proven and passes {chance:.0%} of its boots"
+    place = values.index(finding.value)
+    if finding.kind is FindingKind.CEILING_REACHED:
+        return None if place == len(values) - 1 else f"{finding.value} is not the ceiling"
+    after = values[place + 1] if place + 1 < len(values) else None
+    if finding.failed_at != after or after is None:
+        return f"{finding.value} is proven by {finding.failed_at}, which is not the next rung, {after}"
+    return None if rungs[after] < 1 else f"{after} is said to fail and always passes"
+
+
+def _words(said: tuple[FindingKind, int | None, int | None]) -> str:
+    kind, value, failed_at = said
+    return f"{kind} {'-' if value is None else f'{value:,}'} (fails at {'-' if failed_at is None else f'{failed_at:,}'})"
