@@ -17,3 +17,8 @@ def test_every_sequence_has_its_window(kv_engine: KvEngine, kv_ledger: BootLedge
 @pytest.mark.ladder(axis="max_model_len", start=131_072, floor=16_384, quantum=16_384)
 def test_window(kv_engine: KvEngine) -> None:
     assert kv_engine.complete("Hello", max_tokens=8)
+
+
+@pytest.mark.headroom_sweep(knob="reserved_headroom", start="4 GiB", step="1 GiB")
+def test_smallest_headroom(kv_engine: KvEngine) -> None:
+    assert kv_engine.complete("Hello", max_tokens=8)

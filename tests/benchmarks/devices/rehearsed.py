@@ -76,7 +76,7 @@ class Bench:
         self._info = target_info(loaded, self._backend, ())
         self._keys: list[str] = []
         self._compiled: set[str] = set()
-        self._known: dict[tuple[str, Conditions, bool, BootRequest], AttemptRecord] = {}
+        self._known: dict[tuple[str, Conditions, bool], tuple[AttemptRecord, bool]] = {}
 
     def fresh(self) -> None:
         """An idle tree with empty caches; what was rehearsed before is remembered, and need not be again."""
@@ -96,14 +96,14 @@ class Bench:
         conditions = self._conditions(key)
         compiled = Physics(self.spec, arguments, environ, conditions).compile_key()
         cold = compiled not in self._compiled
-        same = (key, conditions, cold, request)
-        record = self._known.get(same)
-        if record is None:
+        same = (key, conditions, cold)
+        if same not in self._known:
             cards = [int(card) for card in self._backend.slots(self.loaded, request.shape)[0]]
             boot = rehearse(self.spec, argv, environ, cards=cards, conditions=conditions, cold=cold)
-            record = self._known[same] = self._record(request, boot)
-        kind = "neuron" if self.spec.dialect == "neuron" else "gpu"
-        if record.cause is None or str(record.cause.phase) not in _BEFORE_COMPILED[kind]:
+            kind = "neuron" if self.spec.dialect == "neuron" else "gpu"
+            self._known[same] = self._record(request, boot), boot.phase not in _BEFORE_COMPILED[kind]
+        record, fills = self._known[same]
+        if fills:
             self._compiled.add(compiled)
         return Booted(request=request, record=record, boot=len(self._keys))
 
