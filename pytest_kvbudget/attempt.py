@@ -18,27 +18,24 @@ from pytest_kvbudget.device.trace import MemoryTrace, WindowMemory
 from pytest_kvbudget.ending import end_trace, teardown
 from pytest_kvbudget.engine.client import EngineClient
 from pytest_kvbudget.engine.health import Health, probe
-from pytest_kvbudget.engine.kernel import KernelLog
-from pytest_kvbudget.engine.model import Backend, Command, EngineProcess, Launcher, LaunchError
+from pytest_kvbudget.engine.model import Backend, Launcher
 from pytest_kvbudget.engine.ports import Ports, owned_by
-from pytest_kvbudget.engine.reap import STATE_FILE
 from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import SurvivalSpec
 from pytest_kvbudget.engine.watch import Outcome, Watch
 from pytest_kvbudget.exercise import Exercise
 from pytest_kvbudget.hinting import hint_of
-from pytest_kvbudget.identity import identity_of
 from pytest_kvbudget.judging import (
     Judgement,
     by_gate,
     first_line,
     judge_capacity,
     judge_end,
-    launch_failed,
     reason,
     with_contract_floor,
     with_kernel_evidence,
 )
+from pytest_kvbudget.launching import Launched, Site, launch
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.memory import READY, REQUEST, AttemptMemory
@@ -46,8 +43,8 @@ from pytest_kvbudget.plan_check import reconcile
 from pytest_kvbudget.planning import Experience
 from pytest_kvbudget.progress import Progress, Ticker
 from pytest_kvbudget.recording import CALLED_OFF, INTERRUPTED, Recording, target_info
-from pytest_kvbudget.records import LOG_FILE, AttemptRecord, BootIdentity
-from pytest_kvbudget.redact import Scrubber, command_without_secrets, secret_values, without_secrets
+from pytest_kvbudget.records import LOG_FILE, AttemptRecord
+from pytest_kvbudget.redact import Scrubber, secret_values
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.model import Hint
 from pytest_kvbudget.starting import SetLabel, allowed, devices_clean
@@ -82,16 +79,14 @@ class Attempt:
         progress: Progress | None,
     ) -> None:
         self.request = request
-        self._loaded, self._backend, self._launcher = loaded, backend, launcher
-        self._lease, self._experience, self._gate = lease, experience, gate
-        self._ports, self._set_label = ports, set_label
+        self._site = Site(loaded, backend, launcher, lease, ports)
+        self._experience, self._gate, self._set_label = experience, gate, set_label
         self._cancellation = Cancellation()
-        limits = loaded.target.limits
+        self._limits = limits = loaded.target.limits
         self._memory = AttemptMemory(backend.probe(loaded, lease.devices), clean, lease.names, rate_hz=limits.trace_hz)
         self._reader = LedgerReader(backend.grammar, simulated=backend.simulated, patterns=loaded.patterns)
-        self._process: EngineProcess | None = None
         self._watch: Watch | None = None
-        self._command: Command | None = None
+        self._launched: Launched | None = None
         self._closed = False
         self._recording = Recording(
             archive,
@@ -138,25 +133,26 @@ class Attempt:
     @property
     def answering(self) -> bool:
         """Its health endpoint says 200."""
-        return self._command is not None and probe(self._command.host, self._command.port) is Health.READY
+        command = None if self._launched is None else self._launched.command
+        return command is not None and probe(command.host, command.port) is Health.READY
 
     @property
     def url(self) -> str:
         """Base address of the engine."""
-        if self._command is None:
+        if self._launched is None:
             raise RuntimeError("nothing was started")
-        return f"http://{self._command.host}:{self._command.port}"
+        return f"http://{self._launched.command.host}:{self._launched.command.port}"
 
     @property
     def root_pid(self) -> int:
         """Process id of the engine's first process."""
-        if self._process is None:
+        if self._launched is None:
             raise RuntimeError("nothing was started")
-        return self._process.root_pid
+        return self._launched.process.root_pid
 
     def pids(self) -> Sequence[int]:
         """Every living process of the engine."""
-        return () if self._process is None else self._process.pids()
+        return () if self._launched is None else self._launched.process.pids()
 
     def memory_since(self, phase: str) -> tuple[WindowMemory | None, ...]:
         """Device memory of every rank since a phase began; empty where nobody can read it."""
@@ -184,64 +180,28 @@ class Attempt:
         """
         if not devices_clean(self._recording, self._memory, self._cancellation, self._set_label):
             return
-        if not allowed(self._recording, self.request, self._loaded, self._experience, gate=self._gate):
+        if not allowed(self._recording, self.request, self._site.loaded, self._experience, gate=self._gate):
             return
-        target = self._loaded.target
         self._cancellation.check()
-        try:
-            port = target.port or self._ports.take(target.host)
-        except OSError as error:
-            self._recording.decide(
-                *launch_failed(f"host {target.host!r} is no address of this machine: {error.strerror or error}")
-            )
+        launched = launch(self._site, self.request, self._recording, self._memory)
+        if launched is None:
             return
-        self._command = command = self._backend.render(self._loaded, self.request.shape, self._lease.devices, port)
-        self.record.command = command_without_secrets(command.argv)
-        self.record.environment = without_secrets(command.env_added)
-        self.record.identity = self._identity(command)
-        self.log_path.touch()
-        self._recording.save()
-        self._memory.start()
-        kernel = KernelLog()  # before the launch: what was killed earlier is none of ours
-        try:
-            self._process = self._launcher.launch(
-                command,
-                log_path=self.log_path,
-                state_path=self.folder / STATE_FILE,
-                lease_descriptors=self._lease.descriptors,
-                critical=self._backend.critical,
-            )
-        except LaunchError as error:
-            self._recording.decide(*launch_failed(str(error)))
-            return
-        self._watch = self._make_watch(self._process, command, kernel)
+        self._launched = launched
+        self._watch = self._make_watch(launched)
         self._judge(self._watch.until_ready())
 
-    def _identity(self, command: Command) -> BootIdentity:
-        """What the boot is a boot of, so that it may stand for one of a later run."""
-        idle = [reading.devices for reading in self.record.memory if reading.moment == "idle"]
-        return identity_of(
-            self._loaded,
-            self._backend,
-            self.request.shape,
-            command,
-            self._lease.devices,
-            host=self.record.run.host,
-            asked=self.request.asked or None,
-            readings=idle[0] if idle and not self._backend.simulated else (),
-        )
-
-    def _make_watch(self, process: EngineProcess, command: Command, kernel: KernelLog) -> Watch:
+    def _make_watch(self, launched: Launched) -> Watch:
+        command, process = launched.command, launched.process
         return Watch(
             process,
             self._reader,
             host=command.host,
             port=command.port,
-            limits=self._loaded.target.limits,
+            limits=self._limits,
             owns_port=lambda: owned_by(process.pids(), command.host, command.port),
             tick=self._tick,
-            critical=self._backend.critical,
-            kernel=kernel,
+            critical=self._site.backend.critical,
+            kernel=launched.kernel,
             scrubber=Scrubber(secret_values(command.env_added, command.argv)),
         )
 
@@ -361,21 +321,19 @@ class Attempt:
 
     def body_unknown(self, message: str) -> None:
         """The body ran out of time: no verdict."""
-        if not self.died():
-            said = f"no verdict from the test body: {first_line(message)}"
-            self._recording.decide(*reason(Verdict.UNKNOWN, Phase.READY, "body_timeout", said))
+        self._body_said(Verdict.UNKNOWN, "body_timeout", f"no verdict from the test body: {first_line(message)}")
 
     def body_skipped(self, message: str) -> None:
         """The body judged nothing: it was skipped, or expects to fail."""
-        if not self.died():
-            said = f"the test body judged nothing: {first_line(message)}"
-            self._recording.decide(*reason(Verdict.UNKNOWN, Phase.READY, "body_skipped", said))
+        self._body_said(Verdict.UNKNOWN, "body_skipped", f"the test body judged nothing: {first_line(message)}")
 
     def body_error(self, message: str) -> None:
         """The body raised something that is no judgement of the rung."""
+        self._body_said(Verdict.ERROR, "body_error", f"the test body raised {first_line(message)}")
+
+    def _body_said(self, verdict: Verdict, failure_class: str, said: str) -> None:
         if not self.died():
-            said = f"the test body raised {first_line(message)}"
-            self._recording.decide(*reason(Verdict.ERROR, Phase.READY, "body_error", said))
+            self._recording.decide(*reason(verdict, Phase.READY, failure_class, said))
 
     def body_interrupted(self) -> None:
         """The run ended while the body ran: no verdict, and nothing is waited for."""
@@ -402,18 +360,19 @@ class Attempt:
 
     def leave(self) -> None:
         """Hand a serving engine over: it is not ours any more and nothing here will end it."""
-        if self._process is None or not self.serving:
+        if self._launched is None or not self.serving:
             raise RuntimeError(f"{self.request.test}: no serving engine to leave")
-        self._process.leave()
-        pid = self._process.root_pid
-        what = f"{self._loaded.name}, left serving {self.record.shape.describe()} on {self.url}; to end it: kill {pid}"
-        self._lease.tell(run=self.record.run.run, purpose=what, pid=pid)
+        self._launched.process.leave()
+        pid = self.root_pid
+        name = self._site.loaded.name
+        what = f"{name}, left serving {self.record.shape.describe()} on {self.url}; to end it: kill {pid}"
+        self._site.lease.tell(run=self.record.run.run, purpose=what, pid=pid)
         self.record.left_serving = True
         self.record.endpoint = self.url
         self._closed = True
         if self._watch is not None:
             self._watch.close()
-        end_trace(self._recording, self._memory, self._loaded.target.limits, self.ledger)
+        end_trace(self._recording, self._memory, self._limits, self.ledger)
         self._recording.finish()
 
     def close(self) -> None:
@@ -423,15 +382,14 @@ class Attempt:
         self._closed = True
         if "client" in self.__dict__:
             self.client.close()
-        if self._process is not None:
+        if self._launched is not None:
             alive = self._watch is not None and self._watch.living
             healthy = alive and self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}
-            teardown(self._process, self._recording, self._memory, self._loaded.target.limits, healthy=healthy)
-        if self._command is not None:
-            self._ports.give_back(self._command.port)
+            teardown(self._launched.process, self._recording, self._memory, self._limits, healthy=healthy)
+            self._site.ports.give_back(self._launched.command.port)
         if self._watch is not None:
             self._watch.close()
-        end_trace(self._recording, self._memory, self._loaded.target.limits, self.ledger)
+        end_trace(self._recording, self._memory, self._limits, self.ledger)
         self._recording.finish()
 
     # -- small things

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from pytest_kvbudget.config import Limits
+from pytest_kvbudget.device.host import read_tree
 from pytest_kvbudget.device.model import ProbeError
 from pytest_kvbudget.device.trace import TRACE_FILE
 from pytest_kvbudget.engine.model import EngineControlError, EngineProcess
@@ -26,6 +28,11 @@ def teardown(
     process: EngineProcess, recording: Recording, memory: AttemptMemory, limits: Limits, *, healthy: bool
 ) -> None:
     """End the engine and wait until device memory is back; trouble with either is noted."""
+    if healthy:
+        # now, not when it got ready: walking the pages of a large engine takes seconds, and no verdict waits for it
+        with suppress(ProbeError):
+            others = [pid for pid in process.pids() if pid != process.root_pid]
+            recording.record.engine_host = read_tree(process.root_pid, below=others)
     begun = time.monotonic()
     memory.teardown()
     try:

@@ -8,7 +8,7 @@ import msgspec
 
 from pytest_kvbudget.budget.model import Plan
 from pytest_kvbudget.device.gates import GateResult
-from pytest_kvbudget.device.host import HostMemory
+from pytest_kvbudget.device.host import HostMemory, TreeMemory
 from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.engine.soak import SoakResult
 from pytest_kvbudget.engine.survival import SurvivalResult
@@ -152,6 +152,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     memory: tuple[MemoryReading, ...] = ()
     host: HostMemory | None = None
     """The host's memory before the launch: what offloaded experts are bounded by; ``None`` where it cannot be read."""
+    engine_host: TreeMemory | None = None
+    """Host memory of the engine's own processes at the end of its work; ``None`` where it did not serve until then."""
     trace: TraceSummary | None = None
     """Device memory over the whole attempt; ``None`` where nobody could read it."""
     gates: tuple[GateResult, ...] = ()

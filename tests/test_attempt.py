@@ -203,3 +203,18 @@ def test_a_plain_boot_has_no_footprint_of_experts(pools: Pools) -> None:
     attempt = boot(pools())
     attempt.close()
     assert all(term.term != "footprint" for term in attempt.record.reconciled)
+
+
+def test_a_record_says_what_the_engines_processes_took_of_the_host(pools: Pools) -> None:
+    pool = pools()
+    attempt = boot(pool)
+    processes = len(attempt.pids())
+    pool.retire(attempt)
+    taken = read_attempt(attempt.record_path).engine_host
+    assert taken is not None
+    assert taken.processes == processes >= 2, "server, core and worker, each of them once"
+    # an interpreter alone takes some MiB, and nobody counts the pages that all of them share more than once
+    assert processes * MIB < taken.pss_bytes < processes * GIB
+    failed = boot(pool, kv_cache_memory_bytes="1 MiB")
+    pool.retire(failed)
+    assert failed.record.engine_host is None, "it did not serve"

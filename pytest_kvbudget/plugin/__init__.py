@@ -36,8 +36,8 @@ MARKERS: Final = {
     "knife_edge": "knife_edge(prompt_tokens=16, max_tokens=None, min_free=None, max_used=None, max_growth=None, "
     "hold=4096, prefill=True, concurrency=1, timeout=1800): after the body, the engine lives through its largest real "
     "request",
-    "kv_soak": "kv_soak(requests=None, minutes=None, concurrency=4, max_growth_per_hour=None): after the body, the "
-    "engine lives through mixed traffic, and its device memory does not grow",
+    "kv_soak": "kv_soak(requests=None, minutes=None, concurrency=4, max_growth_per_hour=None, timeout=600): after "
+    "the body, the engine lives through mixed traffic, and its device memory does not grow",
     "compile_parity": "compile_parity(): after the body, the shape is booted once more for compiling on the CPU, and "
     "both sides must plan the same KV cache",
     "kv_shape": "kv_shape(**fields): what this test asks of its engine; sizes as text ('76 MiB') or bytes",

@@ -63,6 +63,8 @@ class KvSoak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     minutes: Annotated[float, msgspec.Meta(gt=0)] | None = None
     concurrency: _Count = 4
     max_growth_per_hour: SizeBytes | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    """Seconds for one request."""
 
     @property
     def spec(self) -> SoakSpec:
@@ -71,6 +73,7 @@ class KvSoak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             requests=self.requests,
             seconds=None if self.minutes is None else self.minutes * 60,
             concurrency=self.concurrency,
+            request_s=self.timeout,
         )
 
 

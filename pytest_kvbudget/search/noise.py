@@ -30,6 +30,8 @@ MOVED_TERMS: Final = {
     "max_num_batched_tokens": frozenset({"non_torch_bytes", "consumed_bytes", "graph_capture_bytes"}),
 }
 """Those that an axis moves after all: sequences decide which graph sizes are captured, a step's tokens workspaces."""
+ARENA_TERMS: Final = frozenset({"model_load_bytes", "consumed_bytes"})
+"""Those that include an expert arena where there is one: it gets what the plan leaves, so that every axis moves it."""
 _ARENA: Final = ("plan_expert_cache_bytes", "plan_slots", "plan_registry_b_per_token")
 _FEW_BOOTS: Final = 4
 _TWO_BOOTS: Final = 2
@@ -73,6 +75,8 @@ def _by_term(trials: Sequence[Trial]) -> list[list[float]]:
 def steady_terms(ledger: BootLedger, axis: str) -> dict[str, float]:
     """The terms of a boot that its place on an axis does not move, in bytes; the residuals' raw material."""
     moved = MOVED_TERMS.get(axis, frozenset())
+    if ledger.get("plan_expert_cache_bytes") is not None:
+        moved |= ARENA_TERMS
     values = {name: ledger.get(name) for name in STEADY_TERMS if name not in moved}
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
 

@@ -92,6 +92,21 @@ def test_steady_terms_of_a_ledger() -> None:
     assert terms == {"model_load_bytes": 5.0 * GIB, "non_torch_bytes": float(MIB)}
 
 
+def test_an_expert_arena_is_no_noise() -> None:
+    """It gets what the plan leaves beside the window's reserve: each rung loads another number of experts."""
+    facts = {
+        name: Value(value=value, unit="bytes", evidence=Evidence(1, name))
+        for name, value in (
+            ("model_load_bytes", 5.0 * GIB),
+            ("consumed_bytes", 6.0 * GIB),
+            ("non_torch_bytes", MIB),
+            ("plan_expert_cache_bytes", 3.0 * GIB),
+        )
+    }
+    terms = steady_terms(BootLedger(family="rdna4", facts=facts), "max_model_len")
+    assert terms == {"non_torch_bytes": float(MIB)}
+
+
 # -- effective quantum
 
 
