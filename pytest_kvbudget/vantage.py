@@ -29,7 +29,8 @@ BLOCK_TOKENS: Final = {"cpu": 128}
 """Tokens of a KV block where the engine's default is not 16."""
 USUAL_UTILIZATION: Final = 0.982
 """Largest share on a card of which the driver keeps 0.57 of 31.86 GiB (RDNA4 document, section 1)."""
-_PRICED: Final = ("max_model_len", "kv_cache_memory_bytes")
+PRICED: Final = "max_model_len"
+"""The axis whose end a plan knows: what a larger pool or more sequences fail for is no term of it."""
 
 
 def plan_prior(
@@ -41,7 +42,7 @@ def plan_prior(
     bytes are known: pinned, or by terms that an earlier boot of this run stated.
     """
     config = None if loaded.target.mock is not None else model_config(base)
-    if config is None or ladder.axis not in _PRICED:
+    if config is None or ladder.axis != PRICED:
         return None
     axis = ladder.rungs
 

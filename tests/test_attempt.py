@@ -215,6 +215,6 @@ def test_a_record_says_what_the_engines_processes_took_of_the_host(pools: Pools)
     assert taken.processes == processes >= 2, "server, core and worker, each of them once"
     # an interpreter alone takes some MiB, and nobody counts the pages that all of them share more than once
     assert processes * MIB < taken.pss_bytes < processes * GIB
-    failed = boot(pool, kv_cache_memory_bytes="1 MiB")
+    failed = boot(pool, kv_cache_memory_bytes=MIB)
     pool.retire(failed)
     assert failed.record.engine_host is None, "it did not serve"
