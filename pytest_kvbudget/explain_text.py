@@ -154,7 +154,8 @@ def _memory(ledger: BootLedger, place: Place) -> Iterator[str]:
         return
     names = [name for name in _TITLES if name in ledger.facts]
     names += sorted(
-        (name for name in ledger.facts if name not in _TITLES), key=lambda name: ledger.facts[name].evidence.line
+        (name for name in ledger.facts if name not in _TITLES and _is_amount(name, ledger.facts[name])),
+        key=lambda name: ledger.facts[name].evidence.line,
     )
     yield "Where the memory went (only what the log states; per rank where ranks differ)"
     titles = {name: _title(name) + _when(ledger.facts[name]) for name in names}
@@ -196,6 +197,15 @@ def _findings(ledger: BootLedger) -> Iterator[str]:
         worth += [f"{finding.worth_tokens:,} tokens"] if finding.worth_tokens else []
         worth += [f"{finding.worth_slots:,} slots"] if finding.worth_slots else []
         yield f"  {finding.sentence}" + (f" (worth {', '.join(worth)})" if worth else "")
+
+
+_NAMES: Final = frozenset({"rank", "nd", "nc", "status"})
+"""Numbers that name a place or a code."""
+
+
+def _is_amount(name: str, value: Value) -> bool:
+    """It belongs into a table of where memory went; words, flags and numbers of places are in the JSON."""
+    return name not in _NAMES and not isinstance(value.value, (bool, str))
 
 
 def _title(name: str) -> str:
