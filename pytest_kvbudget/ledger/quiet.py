@@ -81,8 +81,8 @@ class Quiet:
         quiet: set[bytes] = set()
         if state.settled and not state.starved:
             alive = {key: kind for key, kind in picked.items() if kind.alive and not kind.quotes}
-            if alive and not self._any_loud(frozenset().union(*(kind.load for kind in alive.values())), block):
-                quiet.update(alive)
+            any_loud = self._any_loud(frozenset[str]().union(*(kind.load for kind in alive.values())), block)
+            quiet.update(key for key, kind in alive.items() if not (any_loud and kind.load))
         if survey.zeroed:
             quiet |= self._redrawn(survey, block)
         return {key: kind for key, kind in picked.items() if key not in quiet} if quiet else picked

@@ -8,6 +8,7 @@ QUOTES: Final = (b"Received request ", b"Receive: obj=", b"Finish: obj=", b"Gene
 """Lines that quote what clients wrote: whatever they contain, the engine did not say it."""
 QUOTE_WITHIN: Final = 240
 """Bytes of a line in which the quotation begins, prefixes included."""
+_SHORT_BYTES: Final = QUOTE_WITHIN // 2
 
 
 def quote_of(piece: bytes) -> bytes:
@@ -51,5 +52,6 @@ class Quotations:
 
 
 def _longest_last_line(texts: list[bytes]) -> int:
-    longest = max(map(len, texts))
-    return longest if longest <= QUOTE_WITHIN // 2 else max(len(text) - text.rfind(b"\n") - 1 for text in texts)
+    """Bytes of the longest last line; of short texts it is not worth finding."""
+    long = [text for text in texts if len(text) > _SHORT_BYTES]
+    return max((len(text) - text.rfind(b"\n") - 1 for text in long), default=0)

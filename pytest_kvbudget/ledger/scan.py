@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
+from io import BytesIO
 from itertools import compress, islice
 from typing import Final, NamedTuple
 
@@ -77,7 +78,7 @@ class Survey(NamedTuple):
     picked: dict[bytes, Kind]
     """Keys of pieces that can concern a boot."""
     zeroed: bool
-    """A key is the whole piece with every digit a zero; else its skeleton."""
+    """A key is the whole piece with every digit a zero; else its skeleton, with the end."""
     pieces: list[bytes] | None
     """The pieces, where the survey needed them."""
 
@@ -109,7 +110,7 @@ class Scanner:
 
     def kind(self, piece: bytes) -> Kind:
         """What one piece of a line can be."""
-        kind = self._kind(skeleton_of(piece))
+        kind = self._kind(skeleton_of(piece) + b"\n")
         return NOTHING if kind.quotes and self.quotes(piece) else kind
 
     def quotes(self, piece: bytes) -> bool:
@@ -124,8 +125,7 @@ class Scanner:
             return self._survey_of_bars(block)
         else:
             block_keys = skeleton_of(block)
-        keys = block_keys.split(b"\n")
-        keys.pop()
+        keys = BytesIO(block_keys).readlines()  # quicker than a split
         picked: dict[bytes, Kind] = {}
         unknown: list[bytes] = []
         known = self._kinds
@@ -144,7 +144,7 @@ class Scanner:
         """Redrawn progress bars differ in digits, and in little else."""
         keys = block.translate(_ZEROED).split(b"\n")
         keys.pop()
-        picked = {key: kind for key in set(keys) if (kind := self._kind(skeleton_of(key))) is not NOTHING}
+        picked = {key: kind for key in set(keys) if (kind := self._kind(skeleton_of(key) + b"\n")) is not NOTHING}
         return Survey(keys, picked, zeroed=True, pieces=None)
 
     def _learn(
