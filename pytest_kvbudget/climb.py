@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from pytest_kvbudget.archive import RunArchive, timestamp
-from pytest_kvbudget.question import DEFAULT_STRATEGY, Known, Question, RungPlan
-from pytest_kvbudget.records import AttemptRecord, FindingRecord, TargetInfo
+from pytest_kvbudget.question import DEFAULT_STRATEGY, Question, RungPlan, Setting
+from pytest_kvbudget.records import AttemptRecord, FindingRecord
 from pytest_kvbudget.request import BootRequest
-from pytest_kvbudget.search.bracket import rung_of
-from pytest_kvbudget.search.ladder import Ask, Ladder
+from pytest_kvbudget.search.ladder import Ladder
 from pytest_kvbudget.search.model import Axis, Finding, Trial
 from pytest_kvbudget.search.pool import measured_pool_bytes, rung_shape
 from pytest_kvbudget.search.predict import Predict
@@ -31,50 +29,27 @@ class Climb(Question):
 
     kind = "ladder"
 
-    def __init__(
-        self,
-        spec: LadderSpec,
-        base: Shape,
-        *,
-        test: str,
-        target: TargetInfo,
-        archive: RunArchive,
-        strategy: str | None = None,
-        only: int | None = None,
-        known: Known | None = None,
-        fixed: Mapping[str, int | float] | None = None,
-        asked: str = "",
-    ) -> None:
-        """A ladder that has not booted anything yet.
+    def __init__(self, spec: LadderSpec, base: Shape, about: Setting, archive: RunArchive) -> None:
+        """A ladder that has not booted anything yet; arguments as `Question`.
 
-        Args:
-            spec: what its marker asks for.
-            base: the shape, the axis aside.
-            test: node id.
-            target: what it runs on.
-            archive: where its records go.
-            strategy: the run's own, where the marker names none.
-            only: the one rung to boot, in the axis' whole numbers.
-            known: what plans and earlier runs say.
-            fixed: as `Question`.
-            asked: digest of what the test asks of a boot.
+        Raises:
+            SpecError: a scaled pool has no reference.
         """
-        super().__init__(base, test=test, target=target, archive=archive, fixed=fixed)
-        self.spec, self._only, self._asked = spec, only, asked
-        self.strategy = spec.strategy or strategy or DEFAULT_STRATEGY
-        self._short: dict[int, AttemptRecord] = {}
-        known = known or Known()
+        known, strategy = about.known, spec.strategy or about.strategy or DEFAULT_STRATEGY
         predict = Predict(first=spec.first, prior=known.prior, minutes=known.minutes)
+        self.spec = spec
+        self._short: dict[int, AttemptRecord] = {}
         self._ladder = Ladder(
             spec.rungs,
-            predict if self.strategy == "predict" else STRATEGIES[self.strategy],
+            predict if strategy == "predict" else STRATEGIES[strategy],
             confirm=spec.confirm,
-            reference=self._reference() if spec.pool == "scaled" else None,
+            reference=_reference(spec, base) if spec.pool == "scaled" else None,
             max_boots=known.max_boots,
             noise=known.noise,
             cold_extra_bytes=known.cold_extra_bytes,
             verify=spec.verify,
         )
+        super().__init__(base, about, archive, self._ladder, strategy)
 
     @property
     def name(self) -> str:
@@ -92,12 +67,6 @@ class Climb(Question):
         """The rungs, as the marker asks for them."""
         return self.spec.rungs
 
-    def asks(self, count: int) -> tuple[Ask, ...]:
-        """Rungs to boot now."""
-        if self._only is None:
-            return self._ladder.next_batch(count)
-        return () if self._attempts else (Ask(value=self._only, index=0, attempt=1, why="search"),)
-
     def setting(self, value: int) -> int | float:
         """A rung as the shape's field takes it."""
         return self.spec.rungs.setting(value)
@@ -112,7 +81,7 @@ class Climb(Question):
             windows=self.spec.windows,
             pool=self.spec.pool,
             axis=self.name,
-            asked=self._asked,
+            asked=self.about.asked,
         )
 
     def shape(self, value: int) -> Shape:
@@ -138,34 +107,12 @@ class Climb(Question):
         )
         return shape.merged(kv_cache_memory_bytes=size)
 
-    def take(self, trial: Trial, record: AttemptRecord) -> None:
-        """Tell the ladder of a boot."""
+    def seen(self, trial: Trial, record: AttemptRecord) -> Trial:
+        """A pool that came out too short is asked again with the rate that was measured there."""
         if trial.pool_short and trial.verdict is Verdict.UNKNOWN:
             self._short[trial.value] = record
-        elif trial.pool_short:
-            trial = msgspec.structs.replace(trial, pool_short=False)
-        if self._only is None:
-            self._ladder.tell(trial)
-
-    def is_rung(self, value: int) -> bool:
-        """It is a rung as the marker asks for them."""
-        return rung_of(self.spec.rungs, value) is not None
-
-    def know(self, trial: Trial) -> None:
-        """Tell the ladder of a boot that was made for another one."""
-        self._ladder.know(trial)
-
-    def moot(self) -> frozenset[int]:
-        """Rungs under way that other boots have answered."""
-        return frozenset(ask.value for ask in self._ladder.moot())
-
-    def drop(self, value: int) -> None:
-        """A boot under way was called off."""
-        self._ladder.drop(value)
-
-    def halt(self, reason: str) -> None:
-        """Want no further rung."""
-        self._ladder.halt(reason)
+            return trial
+        return msgspec.structs.replace(trial, pool_short=False)
 
     def finding(self) -> Finding:
         """What is established so far."""
@@ -176,7 +123,7 @@ class Climb(Question):
         return FindingRecord(
             run=self._archive.info,
             test=self.test,
-            target=self._target,
+            target=self.about.target,
             shape=self.base.redacted(),
             strategy=self.strategy,
             pool=self.spec.pool,
@@ -187,11 +134,12 @@ class Climb(Question):
             finished=timestamp(),
         )
 
-    def _reference(self) -> int:
-        value = getattr(self.base, self.name)
-        if self.base.kv_cache_memory_bytes is None or not isinstance(value, int):
-            raise SpecError(
-                f"pool='scaled' needs a reference rung: give the shape kv_cache_memory_bytes and {self.name}, "
-                f"as booted; the shape is {self.base.describe() or 'empty'}"
-            )
-        return value
+
+def _reference(spec: LadderSpec, base: Shape) -> int:
+    value = getattr(base, spec.axis)
+    if base.kv_cache_memory_bytes is None or not isinstance(value, int):
+        raise SpecError(
+            f"pool='scaled' needs a reference rung: give the shape kv_cache_memory_bytes and {spec.axis}, as booted; "
+            f"the shape is {base.describe() or 'empty'}"
+        )
+    return value

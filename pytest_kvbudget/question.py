@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -58,27 +57,65 @@ class RungPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.label.partition("#")[0]
 
 
+class Search(Protocol):
+    """A ladder or a sweep, as a question uses it."""
+
+    def next_batch(self, count: int) -> tuple[Ask, ...]:
+        """Boots that are wanted now with so many free device sets, those not yet told of first."""
+
+    def tell(self, trial: Trial) -> None:
+        """Take the outcome of a boot that was asked for."""
+
+    def know(self, trial: Trial) -> None:
+        """Take a boot that nobody asked for, before the first one is asked for."""
+
+    def is_rung(self, value: int) -> bool:
+        """It may ask for this value from the beginning."""
+
+    def moot(self) -> tuple[int, ...]:
+        """Values under way whose boots can be called off."""
+
+    def drop(self, value: int) -> None:
+        """A boot under way was called off."""
+
+    def halt(self, reason: str) -> None:
+        """Want no further boot."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a question is about, beside its spec and its base shape."""
+
+    test: str
+    """Node id."""
+    target: TargetInfo
+    strategy: str | None = None
+    """The run's own, where the marker names none."""
+    only: int | None = None
+    """The one value to boot, in whole numbers."""
+    known: Known = Known()
+    fixed: dict[str, int | float] = {}
+    """Other axes of a stack, the outermost first; labels name them, and the base shape has them."""
+    asked: str = ""
+    """Digest of what the test asks of a boot."""
+
+
 class Question(ABC):
     """One question on one target: asks for boots, is told what they proved, writes its finding."""
 
-    def __init__(
-        self,
-        base: Shape,
-        *,
-        test: str,
-        target: TargetInfo,
-        archive: RunArchive,
-        fixed: Mapping[str, int | float] | None = None,
-    ) -> None:
-        """``fixed``: axes that are settled already, the outermost first; labels name them, and ``base`` has them."""
-        self.base, self.test = base, test
-        self._target, self._archive = target, archive
-        self._fixed = dict(fixed or {})
+    def __init__(self, base: Shape, about: Setting, archive: RunArchive, search: Search, strategy: str) -> None:
+        """A question that has not booted anything yet.
+
+        Args:
+            base: the shape, what is moved aside.
+            about: whose question it is.
+            archive: where its records go.
+            search: finds the answer.
+            strategy: by which it chooses.
+        """
+        self.base, self.about, self.test, self.strategy = base, about, about.test, strategy
+        self._archive, self._search = archive, search
         self._attempts: list[Path] = []
         self._started = timestamp()
-
-    strategy: str
-    """Which rung to boot next is chosen by it."""
 
     @property
     @abstractmethod
@@ -99,10 +136,6 @@ class Question(ABC):
         """Every value that may be booted, as rungs."""
 
     @abstractmethod
-    def asks(self, count: int) -> tuple[Ask, ...]:
-        """Boots that are wanted now with so many free device sets; none when the question is at its end."""
-
-    @abstractmethod
     def setting(self, value: int) -> int | float:
         """A value as shape, flag or variable take it."""
 
@@ -115,32 +148,19 @@ class Question(ABC):
         """The boot of a rung, at the shape that the test settled on."""
 
     @abstractmethod
-    def take(self, trial: Trial, record: AttemptRecord) -> None:
-        """Tell the search of a boot."""
-
-    @abstractmethod
     def finding(self) -> Finding | SweepFinding:
         """What is established so far."""
-
-    @abstractmethod
-    def moot(self) -> frozenset[int]:
-        """Values under way whose boots can be called off: other boots have answered for them."""
-
-    @abstractmethod
-    def drop(self, value: int) -> None:
-        """A boot under way was called off."""
-
-    @abstractmethod
-    def halt(self, reason: str) -> None:
-        """Want no further boot."""
 
     @abstractmethod
     def write(self) -> AnyFinding:
         """The record of what is established."""
 
     def next_batch(self, count: int = 1) -> tuple[RungPlan, ...]:
-        """The boots to make now, those not yet told of first."""
-        return tuple(map(self._plan, self.asks(count)))
+        """The boots to make now, those not yet told of first; none when the question is at its end."""
+        only = self.about.only
+        if only is None:
+            return tuple(map(self._plan, self._search.next_batch(count)))
+        return () if self._attempts else (self._plan(Ask(value=only, index=None, attempt=1, why="search")),)
 
     def next(self) -> RungPlan | None:
         """The boot to make now; ``None`` when the question is at its end."""
@@ -150,9 +170,17 @@ class Question(ABC):
         """A shape that a test's own fixture made still has the rung's setting."""
         return turned(shape, self.name) == turned(plan.shape, self.name)
 
-    @abstractmethod
-    def know(self, trial: Trial) -> None:
-        """Tell the search of a boot that was made for another question, before its own first one."""
+    def moot(self) -> tuple[int, ...]:
+        """Values under way whose boots can be called off: other boots have answered for them."""
+        return self._search.moot()
+
+    def drop(self, value: int) -> None:
+        """A boot under way was called off."""
+        self._search.drop(value)
+
+    def halt(self, reason: str) -> None:
+        """Want no further boot."""
+        self._search.halt(reason)
 
     def known_plan(self, shape: Shape) -> RungPlan | None:
         """The rung that a boot of this shape stands on by its setting alone; ``None`` where it is none.
@@ -161,13 +189,9 @@ class Question(ABC):
         """
         setting = turned(shape, self.name)
         value = None if setting is None else round(setting * self.grid.scale)
-        if value is None or not self.is_rung(value):
+        if value is None or not self._search.is_rung(value):
             return None
         return self._plan(Ask(value=value, index=None, attempt=1, why="known"))
-
-    @abstractmethod
-    def is_rung(self, value: int) -> bool:
-        """The search may ask for this value from the beginning."""
 
     def tell(
         self, plan: RungPlan, record: AttemptRecord, path: Path, *, reused: bool = False, known: bool = False
@@ -196,9 +220,13 @@ class Question(ABC):
             reused=reused,
         )
         if known:
-            self.know(trial)
-        else:
-            self.take(trial, record)
+            self._search.know(trial)
+        elif self.about.only is None:
+            self._search.tell(self.seen(trial, record))
+
+    def seen(self, trial: Trial, record: AttemptRecord) -> Trial:
+        """A boot as the search is told of it."""
+        return trial
 
     def winner(self) -> Shape | None:
         """The shape of the best value that passed."""
@@ -207,12 +235,12 @@ class Question(ABC):
 
     def finish(self) -> Path:
         """Write the finding's record; returns its path."""
-        stage = self.name if self._fixed else None
+        stage = self.name if self.about.fixed else None
         return self._archive.write_finding(self.write(), stage=stage, attempts=self._attempts)
 
     def _plan(self, ask: Ask) -> RungPlan:
         setting = self.setting(ask.value)
-        settings = {**self._fixed, self.name: setting}
+        settings = {**self.about.fixed, self.name: setting}
         words = ",".join(label(name, value) for name, value in settings.items())
         return RungPlan(
             value=ask.value,

@@ -9,12 +9,11 @@ import msgspec
 
 from pytest_kvbudget.archive import RunArchive, timestamp
 from pytest_kvbudget.budget.gate import flag_value
-from pytest_kvbudget.question import DEFAULT_STRATEGY, Known, Question, RungPlan
-from pytest_kvbudget.records import AttemptRecord, SweepRecord, TargetInfo
+from pytest_kvbudget.question import DEFAULT_STRATEGY, Question, RungPlan, Setting
+from pytest_kvbudget.records import SweepRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.knobs import why_futile
-from pytest_kvbudget.search.ladder import Ask
-from pytest_kvbudget.search.model import Axis, SweepFinding, SweepKey, Trial
+from pytest_kvbudget.search.model import Axis, SweepFinding, SweepKey
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import SWEEP_STRATEGIES
 from pytest_kvbudget.search.sweep import Sweep
@@ -34,62 +33,44 @@ class Tuning(Question):
     kind = "sweep"
 
     def __init__(
-        self,
-        spec: SweepSpec,
-        base: Shape,
-        *,
-        test: str,
-        target: TargetInfo,
-        archive: RunArchive,
-        strategy: str | None = None,
-        only: int | None = None,
-        known: Known | None = None,
-        maximum: int | None = None,
-        asked: str = "",
+        self, spec: SweepSpec, base: Shape, about: Setting, archive: RunArchive, *, maximum: int | None = None
     ) -> None:
         """A sweep that has not booted anything yet.
 
         Args:
             spec: what its marker asks for.
-            base: the shape, the knob aside.
-            test: node id.
-            target: what it runs on.
-            archive: where its records go.
-            strategy: the run's own, where the marker names none.
-            only: the one value to boot.
-            known: what plans and earlier runs say.
+            base: as `Question`.
+            about: as `Question`.
+            archive: as `Question`.
             maximum: value beyond which arithmetic expects the opposite failure (``maximum_headroom``).
-            asked: digest of what the test asks of a boot.
 
         Raises:
-            SpecError: the sweep would test nothing at this shape, or has no upper end.
+            SpecError: the sweep would test nothing at this shape, has no upper end, or no such strategy.
         """
-        super().__init__(base, test=test, target=target, archive=archive)
         futile = why_futile(spec.knob, base)
         if futile is not None:
             raise SpecError(futile)
-        self.spec, self._only, self._asked = spec, only, asked
-        self.strategy = spec.strategy or strategy or DEFAULT_STRATEGY
-        if self.strategy not in SWEEP_STRATEGIES:
-            raise SpecError(f"strategy {self.strategy!r}; a sweep knows {', '.join(SWEEP_STRATEGIES)}")
-        known = known or Known()
-        predict = Predict(spare=1, minutes=known.minutes)
+        known, strategy = about.known, spec.strategy or about.strategy or DEFAULT_STRATEGY
+        if strategy not in SWEEP_STRATEGIES:
+            raise SpecError(f"strategy {strategy!r}; a sweep knows {', '.join(SWEEP_STRATEGIES)}")
+        self.spec = spec
         self._sweep = Sweep(
             spec.knob,
             lowest=spec.floor,
-            highest=self._ceiling(),
+            highest=_ceiling(spec, base),
             step=spec.step,
             fine_step=spec.fine_step,
             start=spec.start,
             maximum=maximum,
-            strategy=predict if self.strategy == "predict" else SWEEP_STRATEGIES[self.strategy],
+            strategy=Predict(spare=1, minutes=known.minutes) if strategy == "predict" else SWEEP_STRATEGIES[strategy],
             confirm=spec.confirm,
             max_boots=known.max_boots,
             noise=known.noise,
             cold_extra_bytes=known.cold_extra_bytes,
             classes=spec.classes,
-            key=sweep_key(base, target),
+            key=sweep_key(base, about.target),
         )
+        super().__init__(base, about, archive, self._sweep, strategy)
 
     @property
     def name(self) -> str:
@@ -110,12 +91,6 @@ class Tuning(Question):
         ceiling = lowest + sweep.highest - sweep.lowest
         return Axis(name=self.name, floor=lowest, ceiling=ceiling, quantum=sweep.step, scale=self.spec.knob.scale)
 
-    def asks(self, count: int) -> tuple[Ask, ...]:
-        """Values to boot now."""
-        if self._only is None:
-            return self._sweep.next_batch(count)
-        return () if self._attempts else (Ask(value=self._only, index=0, attempt=1, why="search"),)
-
     def setting(self, value: int) -> int | float:
         """A value as shape or variable take it."""
         return self.spec.knob.setting(value)
@@ -130,7 +105,7 @@ class Tuning(Question):
             windows=self.spec.windows,
             axis=self.name,
             knob=True,
-            asked=self._asked,
+            asked=self.about.asked,
         )
 
     def shape(self, value: int) -> Shape:
@@ -139,31 +114,6 @@ class Tuning(Question):
             return turn(self.base, self.name, self.setting(value))
         except msgspec.ValidationError as error:
             raise SpecError(f"{self.name}={self.spec.knob.show(value)}: {error}") from None
-
-    def take(self, trial: Trial, record: AttemptRecord) -> None:
-        """Tell the sweep of a boot."""
-        if self._only is None:
-            self._sweep.tell(trial)
-
-    def is_rung(self, value: int) -> bool:
-        """It is on the coarse grid."""
-        return self._sweep.is_rung(value)
-
-    def know(self, trial: Trial) -> None:
-        """Tell the sweep of a boot of an earlier run."""
-        self._sweep.know(trial)
-
-    def moot(self) -> frozenset[int]:
-        """Values under way that other boots have answered."""
-        return frozenset(self._sweep.moot())
-
-    def drop(self, value: int) -> None:
-        """A boot under way was called off."""
-        self._sweep.drop(value)
-
-    def halt(self, reason: str) -> None:
-        """Want no further boot."""
-        self._sweep.halt(reason)
 
     def finding(self) -> SweepFinding:
         """What is established so far."""
@@ -174,7 +124,7 @@ class Tuning(Question):
         return SweepRecord(
             run=self._archive.info,
             test=self.test,
-            target=self._target,
+            target=self.about.target,
             shape=self.base.redacted(),
             strategy=self.strategy,
             windows=self.spec.windows,
@@ -184,16 +134,17 @@ class Tuning(Question):
             finished=timestamp(),
         )
 
-    def _ceiling(self) -> int:
-        if self.spec.ceiling is not None:
-            return self.spec.ceiling
-        own = turned(self.base, self.name)
-        if own is None or self.spec.knob.value(own) < self.spec.floor:
-            raise SpecError(
-                f"knob={self.name!r} needs a ceiling: give the marker one, or the shape a {self.name} of at least "
-                f"{self.spec.knob.show(self.spec.floor)}"
-            )
-        return self.spec.knob.value(own)
+
+def _ceiling(spec: SweepSpec, base: Shape) -> int:
+    if spec.ceiling is not None:
+        return spec.ceiling
+    own = turned(base, spec.name)
+    if own is None or spec.knob.value(own) < spec.floor:
+        raise SpecError(
+            f"knob={spec.name!r} needs a ceiling: give the marker one, or the shape a {spec.name} of at least "
+            f"{spec.knob.show(spec.floor)}"
+        )
+    return spec.knob.value(own)
 
 
 def sweep_key(base: Shape, target: TargetInfo) -> SweepKey:

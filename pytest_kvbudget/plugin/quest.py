@@ -16,7 +16,7 @@ from pytest_kvbudget.expectation import Expected, expected_boots
 from pytest_kvbudget.plugin.asking import digest, own_shape
 from pytest_kvbudget.plugin.checks import MarkerError, OneRung, one_rung, specs_of
 from pytest_kvbudget.plugin.session import KvSession
-from pytest_kvbudget.question import Known, Question, RungPlan
+from pytest_kvbudget.question import Known, Question, RungPlan, Setting
 from pytest_kvbudget.recording import target_info
 from pytest_kvbudget.records import AttemptRecord, BootIdentity
 from pytest_kvbudget.request import BootRequest
@@ -91,34 +91,21 @@ class Quest:
         if settings.leave_serving and self.only is None and self._asked == len(self._specs):
             # The winner has to be booted after the proof's failing rung; that boot confirms it.
             spec = msgspec.structs.replace(spec, confirm=max(1, spec.confirm))
-        target = target_info(settings.loaded, session.pool.backend, ())
-        only = None if self.only is None else self.only.value
-        test, asked = self._item.nodeid, digest(self._item, spec.windows, getattr(spec, "pool", "fixed"), spec.name)
-        if isinstance(spec, SweepSpec):
-            return Tuning(
-                from_the_law(spec, session.pool.experience.free()),
-                base,
-                test=test,
-                target=target,
-                archive=session.archive,
-                strategy=settings.strategy,
-                only=only,
-                known=self._known(base, asked, None),
-                maximum=largest_headroom(settings.loaded, spec, base),
-                asked=asked or "",
-            )
-        return Climb(
-            spec,
-            base,
-            test=test,
-            target=target,
-            archive=session.archive,
+        asked = digest(self._item, spec.windows, getattr(spec, "pool", "fixed"), spec.name)
+        ladder = spec if isinstance(spec, LadderSpec) else None
+        about = Setting(
+            test=self._item.nodeid,
+            target=target_info(settings.loaded, session.pool.backend, ()),
             strategy=settings.strategy,
-            only=only,
-            known=self._known(base, asked, spec),
-            fixed=self._fixed(spec, base),
+            only=None if self.only is None else self.only.value,
+            known=self._known(base, asked, ladder),
+            fixed={} if ladder is None else self._fixed(ladder, base),
             asked=asked or "",
         )
+        if isinstance(spec, LadderSpec):
+            return Climb(spec, base, about, session.archive)
+        sweep = from_the_law(spec, session.pool.experience.free())
+        return Tuning(sweep, base, about, session.archive, maximum=largest_headroom(settings.loaded, sweep, base))
 
     def _fixed(self, spec: LadderSpec, base: Shape) -> dict[str, int | float]:
         """What a stacked ladder's labels name beside its own axis: the other axes, as they stand."""

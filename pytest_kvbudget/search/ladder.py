@@ -124,16 +124,19 @@ class Ladder:
         self._rounds += len(pending) > before
         return tuple(pending)
 
-    def moot(self) -> tuple[Ask, ...]:
-        """Boots under way whose rungs the verdicts so far have answered: calling them off (`drop`) loses nothing.
+    def is_rung(self, value: int) -> bool:
+        """It is a rung as the axis was given."""
+        return rung_of(self._base, value) is not None
+
+    def moot(self) -> tuple[int, ...]:
+        """Rungs under way that the verdicts so far have answered: calling their boots off (`drop`) loses nothing.
 
         Only boots of the search: a proof's repetitions are wanted for what they are.
         """
         bracket, axis = bracket_of(self.axis, self.history), self.axis
         between = range(bracket.low + 1, bracket.high)
-        return tuple(
-            ask for ask in self._log.pending if ask.why == "search" and rung_of(axis, ask.value) not in between
-        )
+        pending = ((ask.value, ask.why) for ask in self._log.pending)
+        return tuple(value for value, why in pending if why == "search" and rung_of(axis, value) not in between)
 
     def drop(self, value: int) -> None:
         """A boot under way was called off: it has no verdict and counts nowhere.

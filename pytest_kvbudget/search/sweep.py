@@ -124,7 +124,7 @@ class Sweep:
 
     def moot(self) -> tuple[int, ...]:
         """Values under way whose verdicts can change nothing any more, see `Ladder.moot`."""
-        return tuple(self._mirror(ask.value) for ask in self._ladder.moot())
+        return tuple(map(self._mirror, self._ladder.moot()))
 
     def drop(self, value: int) -> None:
         """A boot under way was called off.

@@ -26,6 +26,11 @@ AUDIT: Final = (
 """What the source document greps a journal for (its section 7)."""
 MEGABYTE: Final = 1_000_000
 CHUNK_BYTES: Final = 1 << 20
+WORDS: Final = (
+    "memory", "error", "the model", "GiB", "capacity", "tokens", "a pool", "took", "Error handling", "why", "write",
+    "a story", "Running", "JSON", "def main():", "please", "summarise", "Waiting", "File", "exit", "kernel", "a table",
+    "translate", "into", "quantum", "loop", "Zurich", "list", "graph", "server",
+)  # fmt: skip
 BOOTS: Final = Path(__file__).parents[1] / "ledger" / "data" / "boots"
 
 
@@ -50,8 +55,10 @@ def serving(number: int) -> str:
 
 def requests(number: int) -> str:
     """Request logging on: the prompts of clients are in the log, and say what people say."""
-    words = ("memory", "error", "the model", "GiB", "capacity", "tokens", "a pool", "took", "Error handling")
-    prompt = " ".join(f"{words[number * step % 9]} {number * step % 1009}" for step in (1, 2, 3, 5, 7, 11, 13, 17))
+    prompt = " ".join(
+        f"{WORDS[(number * step + number // len(WORDS)) * 7919 % 1009 % len(WORDS)]} {number * step % 1009}"
+        for step in (1, 2, 3, 5, 7, 11, 13, 17)
+    )
     return (
         f"(APIServer pid=1) INFO 10-03 10:{number // 60 % 60:02}:{number % 60:02} [logger.py:43] Received request "
         f"chatcmpl-{number * 2654435761 % 2**64:016x}: prompt: '{prompt}', params: SamplingParams(n=1, "
@@ -59,13 +66,18 @@ def requests(number: int) -> str:
     )
 
 
-def progress(number: int) -> str:
+def progress(number: int, speaker: str = "") -> str:
     """Progress bars, redrawn with carriage returns."""
     return "".join(
-        f"Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): {step:3}%|{'#' * (step // 10):10}| {step}/100 "
-        f"[00:{number % 60:02}<00:{step % 60:02},  2.{step % 10}it/s]\r"
+        f"{speaker}Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): {step:3}%|{'#' * (step // 10):10}| {step}"
+        f"/100 [00:{number % 60:02}<00:{step % 60:02},  2.{step % 10}it/s]\r"
         for step in range(0, 100, 4)
     ) + ("\n" if number % 8 == 7 else "")
+
+
+def workers(number: int) -> str:
+    """Progress bars of two ranks: digits tell who draws."""
+    return progress(number, f"(Worker_TP{number % 2} pid={231 + number % 2}) ")
 
 
 def journal(number: int) -> str:
@@ -81,6 +93,7 @@ KINDS: Final[dict[str, Callable[[int], str]]] = {
     "serving": serving,
     "requests": requests,
     "progress bars": progress,
+    "bars of ranks": workers,
     "crash loop": journal,
 }
 

@@ -29,7 +29,7 @@ from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.probability import command_of
 from pytest_kvbudget.mock.rehearsal import Rehearsal, rehearse
 from pytest_kvbudget.mock.spec import MockDevice
-from pytest_kvbudget.question import Known, Question
+from pytest_kvbudget.question import Known, Question, Setting
 from pytest_kvbudget.recording import target_info
 from pytest_kvbudget.records import AttemptRecord, MemoryReading, RunInfo
 from pytest_kvbudget.request import BootRequest
@@ -156,14 +156,8 @@ class Bench:
 
 def question(loaded: LoadedTarget, ladder: LadderSpec, known: Known | None = None) -> Climb:
     """The ladder as a test of this target would ask it."""
-    return Climb(
-        ladder,
-        loaded.target.shape,
-        test="rehearsal",
-        target=target_info(loaded, MockBackend(), ()),
-        archive=NOWHERE,
-        known=known,
-    )
+    about = Setting(test="rehearsal", target=target_info(loaded, MockBackend(), ()), known=known or Known())
+    return Climb(ladder, loaded.target.shape, about, NOWHERE)
 
 
 def climb(bench: Bench, ladder: LadderSpec, known: Known | None = None) -> Climbed:
