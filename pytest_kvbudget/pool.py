@@ -8,11 +8,13 @@ from contextlib import ExitStack, suppress
 from threading import Condition
 from typing import Final
 
+import msgspec
+
 from pytest_kvbudget.archive import RunArchive
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.booting import Booting
 from pytest_kvbudget.clean import CleanGate
-from pytest_kvbudget.config import LoadedTarget
+from pytest_kvbudget.config import Limits, LoadedTarget
 from pytest_kvbudget.device.host import read_host
 from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device_sets import DeviceSets, PoolError
@@ -57,7 +59,7 @@ class EnginePool:
         self._progress = progress
         self._sets = DeviceSets(loaded, self.backend, run=archive.info.run, on_wait=on_wait)
         host = None if self.backend.simulated else read_host
-        self._clean = CleanGate(loaded.target.limits, host, leased=self._sets.names)
+        self._clean = CleanGate(_limits(loaded), host, leased=self._sets.names)
         self._ports = Ports()
         self._gate = gate
         self.experience = Experience()
@@ -311,3 +313,13 @@ class EnginePool:
 def _healthy(attempt: Attempt) -> bool:
     host, _, port = attempt.url.removeprefix("http://").rpartition(":")
     return probe(host, int(port)) is Health.READY
+
+
+def _limits(loaded: LoadedTarget) -> Limits:
+    """The target's limits. What a simulated device has in use when it is idle is in its table, and nobody else's."""
+    limits, mock = loaded.target.limits, loaded.target.mock
+    if mock is None:
+        return limits
+    last = max((int(device) for device in loaded.target.devices), default=mock.ranks - 1)
+    idle_bytes = mock.idle_bytes + last * mock.device_skew
+    return msgspec.structs.replace(limits, idle_used=max(limits.idle_used, idle_bytes))

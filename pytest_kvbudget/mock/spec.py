@@ -37,7 +37,7 @@ BootPhase = Literal[
 FaultPhase = Literal[BootPhase, "request"]
 
 
-class ColdSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ColdSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """How long phases take where nothing is in the compile cache, in seconds; ``None`` is as long as otherwise."""
 
     worker_init: Seconds | None = None
@@ -50,7 +50,7 @@ class ColdSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     warmup: Seconds | None = None
 
 
-class PhaseSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PhaseSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """How long each phase of a boot takes, in seconds."""
 
     imports: Seconds = 0.0
@@ -72,7 +72,7 @@ class PhaseSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Generating one token."""
 
 
-class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Misbehaviour to ask for."""
 
     hang_in: FaultPhase | None = None
@@ -92,7 +92,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Accept completions and never answer."""
 
 
-class Arena(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Arena(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Expert offload of the RDNA4 fork: what is left of the budget becomes device-resident expert slots.
 
     Terms and defaults: sections 1 to 3 of the RDNA4 budget document. ``weights`` are then the non-expert ones.
@@ -123,7 +123,7 @@ class Arena(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Limit of locked memory (``LimitMEMLOCK``); ``None`` is none."""
 
 
-class Compile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Compile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Compiled programs on a NeuronCore. Sizes are bytes per rank."""
 
     limit: SizeBytes | None = None
@@ -143,7 +143,7 @@ class Compile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Compiler and runtime say how much was asked for and how much there is."""
 
 
-class MockDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MockDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The simulated device and what the simulated engine allocates on it. Bytes are per rank unless said otherwise."""
 
     dialect: Literal["vllm", "rdna4", "neuron"] = "vllm"

@@ -19,6 +19,7 @@ from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.question import Known, Question, RungPlan, Setting
 from pytest_kvbudget.recording import target_info
 from pytest_kvbudget.records import AttemptRecord, BootIdentity
+from pytest_kvbudget.report.numbers import duration
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.model import Prior
 from pytest_kvbudget.search.noise import Noise
@@ -216,7 +217,7 @@ class Quest:
         minutes = longest_s / 60 or (0.0 if self._minutes is None else self._minutes.passing)
         if datetime.now().astimezone() + timedelta(minutes=minutes) < until:
             return None
-        took = f", and a boot takes {minutes:.1f} min" if minutes else ""
+        took = f", and a boot takes {duration(60 * minutes)}" if minutes else ""
         return f"--kvbudget-until {until:%H:%M} is reached{took}"
 
     def estimate(self, question: Question) -> Iterator[str]:
@@ -230,10 +231,10 @@ class Quest:
         if self._minutes is not None:
             longest = max(self._minutes.passing, self._minutes.failing)
             typical = expected.mean * (self._minutes.passing + self._minutes.failing) / 2
+            most, passing, failing = expected.at_most * longest, self._minutes.passing, self._minutes.failing
             yield (
-                f"about {typical:.1f} min, at most {expected.at_most * longest:.1f} min, by {self._minutes.boots} "
-                f"earlier boots of this target ({self._minutes.passing:.1f} min where it passed, "
-                f"{self._minutes.failing:.1f} min where it failed)"
+                f"about {duration(60 * typical)}, at most {duration(60 * most)}, by {self._minutes.boots} earlier boots "
+                f"of this target ({duration(60 * passing)} where it passed, {duration(60 * failing)} where it failed)"
             )
         else:
             yield "minutes: no boot of this target is in the archive"

@@ -55,10 +55,10 @@ def death_to_verdict(folder: Path) -> list[float]:
         def kill(pool: EnginePool = pool, killed: list[float] = killed, hanging: threading.Event = hanging) -> None:
             hanging.wait()
             (attempt,) = pool._in_use
-            assert attempt._process is not None
+            assert attempt._launched is not None
             killed.append(time.monotonic())
             with contextlib.suppress(ProcessLookupError):
-                os.kill(attempt._process.root_pid, 9)
+                os.kill(attempt._launched.process.root_pid, 9)
 
         def show_progress(*boots: Snapshot, hanging: threading.Event = hanging) -> None:
             if boots[0].phase in LATE:

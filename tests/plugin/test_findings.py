@@ -47,7 +47,6 @@ def ladder(project: Project, arguments: str) -> None:
 
 def only_finding(project: Project) -> Finding:
     (record,) = project.findings()
-    assert isinstance(record.finding, Finding)
     return record.finding
 
 
@@ -85,8 +84,6 @@ def test_each_kind_is_said_in_the_terminal_with_its_proof(project: Project, how:
         " gave no verdict twice: ",
     ):
         assert line in text, line
-    for finding in kinds.values():
-        assert sum(line.startswith(finding.sentence) for line in result.outlines) >= 1, finding.sentence
     assert (kinds["proven"].value, kinds["proven"].failed_at) == (value, failed_at)
     assert (kinds["ceiling"].value, kinds["ceiling"].failed_at) == (value, None)
     assert (kinds["empty"].value, kinds["empty"].failed_at) == (None, 57_344)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_kvbudget.records import SweepRecord
 from pytest_kvbudget.search.knobs import KNOBS
 from pytest_kvbudget.search.model import SweepFinding
 from pytest_kvbudget.search.turn import turned
 from pytest_kvbudget.verdict import FindingKind, Verdict
 from tests.conftest import Project, properties
-from tests.plugin.searching import GIB, MIB, card, chances, gib, largest, neuron, smallest, target_shape
+from tests.plugin.searching import GIB, MIB, card, chances, gib, largest, neuron, smallest
 
 DISTRIBUTIONS = pytest.mark.parametrize("how", [(), ("-n2",)], ids=["here", "n2"])
 
@@ -32,8 +31,7 @@ def sweep(project: Project, config: str, arguments: str, *, marks: Sequence[str]
 
 
 def only_finding(project: Project) -> SweepFinding:
-    (record,) = project.findings()
-    assert isinstance(record, SweepRecord)
+    (record,) = project.sweeps()
     return record.finding
 
 
@@ -412,12 +410,6 @@ FUTILE = {
         "kv_shape(max_num_seqs=2)",
         '[target.card.env]\nVLLM_NEURON_RESERVED_HEADROOM_GIB = "4"\n',
         "an explicit headroom bypasses kv_cap_fraction (Neuron document, section 1), so a sweep over it tests nothing;",
-    ),
-    "headroom by variable": (
-        "reserved_headroom",
-        "kv_shape(env={'VLLM_NEURON_RESERVED_HEADROOM_GIB': '4'})",
-        "",
-        "VLLM_NEURON_RESERVED_HEADROOM_GIB",
     ),
 }
 
