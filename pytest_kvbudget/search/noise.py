@@ -100,7 +100,12 @@ def grain(
 
 
 def ledger_grain(ledger: BootLedger, axis: str) -> int | None:
-    """The grain of the windows of a boot, by what it printed of blocks and arena; ``None`` on every other axis."""
+    """The least step that a boot tells apart, by what it printed of blocks and arena, in the axis' unit.
+
+    Windows: tokens of a block, or of an arena's slot. Pools: bytes of a block. ``None`` on every other axis.
+    """
+    if axis == "kv_cache_memory_bytes":
+        return _block_bytes(ledger)
     if axis != "max_model_len":
         return None
     known = {name: ledger.get(name) for name in ("block_size", *_ARENA)}
@@ -111,6 +116,18 @@ def ledger_grain(ledger: BootLedger, axis: str) -> int | None:
         slot, rate = arena / slots, RESERVE_FACTOR * registry
     block = numbers.get("block_size")
     return grain(block_tokens=None if block is None else int(block), slot_bytes=slot, bytes_per_token=rate)
+
+
+def _block_bytes(ledger: BootLedger) -> int | None:
+    """Bytes of one KV block of a rank, all layers of a group together."""
+    pool = ledger.get("kv_cache_memory_bytes") or ledger.get("available_kv_bytes")
+    blocks, tokens, size = (ledger.get(name) for name in ("gpu_blocks", "kv_tokens", "block_size"))
+    if isinstance(tokens, int) and isinstance(size, int) and not blocks and size > 0:
+        blocks = tokens // size
+    if not isinstance(pool, (int, float)) or not isinstance(blocks, int) or pool <= 0 or blocks <= 0:
+        return None
+    # of printed figures, or of a pool that ends in a part of a block, the least that it can be
+    return int(pool) // (blocks if int(pool) % blocks == 0 else blocks + 1)
 
 
 def sigma_units(trials: Sequence[Trial], sigma_bytes: float) -> float | None:

@@ -110,6 +110,27 @@ def test_an_expert_arena_is_no_noise() -> None:
 # -- effective quantum
 
 
+def test_a_pools_grain_is_a_block() -> None:
+    """50 MiB of the real CPU engine are 400 blocks of 128 tokens at 1 KiB a token: 128 KiB each."""
+    facts = {"kv_cache_memory_bytes": 50 * MIB, "kv_tokens": 51_200, "block_size": 128}
+    ledger = BootLedger(
+        family="vllm",
+        facts={name: Value(value=value, unit="count", evidence=Evidence(1, name)) for name, value in facts.items()},
+    )
+    assert ledger_grain(ledger, "kv_cache_memory_bytes") == 128 * 1024
+    facts["kv_cache_memory_bytes"] += 5000
+    longer = BootLedger(
+        family="vllm",
+        facts={name: Value(value=value, unit="count", evidence=Evidence(1, name)) for name, value in facts.items()},
+    )
+    found = ledger_grain(longer, "kv_cache_memory_bytes")
+    assert found is not None
+    assert 0.99 * 128 * 1024 < found <= 128 * 1024, "never more than a block is"
+    assert ledger_grain(ledger, "max_model_len") == 128
+    assert ledger_grain(ledger, "max_num_seqs") is None
+    assert ledger_grain(BootLedger(family="vllm"), "kv_cache_memory_bytes") is None
+
+
 def test_a_grain_of_blocks_and_arena_slots() -> None:
     """Hybrids: blocks of 272 to 2,096 tokens; an fp8 expert of 2.34375 MiB at 7,701 B per token is 320 tokens."""
     assert grain(block_tokens=2096) == 2096

@@ -45,47 +45,38 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
         return all(low >= high for low, high in pairwise(chance for _, chance in sorted(self.chances.items())))
 
 
-def truth(loaded: LoadedTarget, ladder: LadderSpec, *, request_tokens: int = 0) -> Truth:
+def truth(loaded: LoadedTarget, ladder: LadderSpec) -> Truth:
     """Boot every rung of a ladder, whatever the log says about it.
 
     Args:
         loaded: a simulated target.
         ladder: the ladder.
-        request_tokens: prompt and answer of a request that a boot must live through; 0: none.
 
     Raises:
         UsageError: the engine refuses the command line of a rung.
     """
     axis = ladder.rungs
-    base = loaded.target.shape
-    found = {}
-    for index in range(len(axis)):
-        value = axis.value(index)
-        found[value] = _chance(loaded, ladder, value, request_tokens)
-    own = getattr(base, ladder.axis)
-    reference = _chance(loaded, ladder, own, request_tokens) if ladder.pool == "scaled" else 1.0
-    return Truth(chances=found, reference=reference)
-
-
-def _chance(loaded: LoadedTarget, ladder: LadderSpec, value: int, request_tokens: int) -> float:
-    """The chance that a rung passes and holds its windows."""
-    base = loaded.target.shape
-    if ladder.pool == "fixed":
-        shape = turn(base, ladder.axis, ladder.rungs.setting(value))
-        boot = _boot(loaded, shape)
-        short = boot.passed and not _holds(boot, ladder.windows, shape)
-    else:
-        shape = rung_shape(base, ladder.axis, value, "scaled")
-        boot = _boot(loaded, shape)
-        # a scaled pool that is short says nothing about the rung: what counts is whether one that is not would do
-        if boot.phase == "kv_check" or (boot.passed and not _holds(boot, ladder.windows, shape)):
-            shape = shape.merged(kv_cache_memory_bytes=_enough(loaded, ladder.windows, shape))
-        short = False
-    if short:
-        return 0.0
-    return pass_probability(
-        _spec(loaded), shape, loaded.environment, cards=_cards(loaded, shape), request_tokens=request_tokens
+    own = getattr(loaded.target.shape, ladder.axis)
+    return Truth(
+        chances={value: _chance(loaded, ladder, value) for value in map(axis.value, range(len(axis)))},
+        reference=_chance(loaded, ladder, own) if ladder.pool == "scaled" else 1.0,
     )
+
+
+def _chance(loaded: LoadedTarget, ladder: LadderSpec, value: int) -> float:
+    """The chance that a rung passes and holds its windows."""
+    if ladder.pool == "fixed":
+        shape = turn(loaded.target.shape, ladder.axis, ladder.rungs.setting(value))
+        # one window fits wherever the engine's own check lets a boot pass
+        if ladder.windows > 1 and _short(_boot(loaded, shape), ladder.windows, shape):
+            return 0.0
+    else:
+        # a scaled pool that is short says nothing about the rung: what counts is whether one that is not would do
+        shape = rung_shape(loaded.target.shape, ladder.axis, value, "scaled")
+        boot = _boot(loaded, shape)
+        if boot.phase == "kv_check" or _short(boot, ladder.windows, shape):
+            shape = shape.merged(kv_cache_memory_bytes=_enough(loaded, ladder.windows, shape))
+    return pass_probability(_spec(loaded), shape, loaded.environment, cards=_cards(loaded, shape))
 
 
 def _boot(loaded: LoadedTarget, shape: Shape) -> Rehearsal:
@@ -93,10 +84,11 @@ def _boot(loaded: LoadedTarget, shape: Shape) -> Rehearsal:
     return rehearse(_spec(loaded), argv, environ, cards=_cards(loaded, shape))
 
 
-def _holds(boot: Rehearsal, windows: int, shape: Shape) -> bool:
-    """By the engine's own count."""
+def _short(boot: Rehearsal, windows: int, shape: Shape) -> bool:
+    """It serves, and by the engine's own count the KV cache does not hold the windows."""
     said = _TOKENS.search(boot.log)
-    return said is not None and int(said[1].replace(",", "")) >= windows * (shape.max_model_len or 0)
+    held = 0 if said is None else int(said[1].replace(",", ""))
+    return boot.passed and held < windows * (shape.max_model_len or 0)
 
 
 def _enough(loaded: LoadedTarget, windows: int, shape: Shape) -> int:
