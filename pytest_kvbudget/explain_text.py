@@ -150,13 +150,13 @@ def value_text(value: Value) -> str:
 
 
 def _memory(ledger: BootLedger, place: Place) -> Iterator[str]:
-    if not ledger.facts:
-        return
     names = [name for name in _TITLES if name in ledger.facts]
     names += sorted(
         (name for name in ledger.facts if name not in _TITLES and _is_amount(name, ledger.facts[name])),
         key=lambda name: ledger.facts[name].evidence.line,
     )
+    if not names:
+        return
     yield "Where the memory went (only what the log states; per rank where ranks differ)"
     titles = {name: _title(name) + _when(ledger.facts[name]) for name in names}
     width = max(len(title) for title in titles.values())

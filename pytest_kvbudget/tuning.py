@@ -12,7 +12,6 @@ from pytest_kvbudget.budget.gate import flag_value
 from pytest_kvbudget.question import DEFAULT_STRATEGY, Question, RungPlan, Setting
 from pytest_kvbudget.records import SweepRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
-from pytest_kvbudget.search.knobs import why_futile
 from pytest_kvbudget.search.model import Axis, SweepFinding, SweepKey
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import SWEEP_STRATEGIES
@@ -45,11 +44,8 @@ class Tuning(Question):
             maximum: value beyond which arithmetic expects the opposite failure (``maximum_headroom``).
 
         Raises:
-            SpecError: the sweep would test nothing at this shape, has no upper end, or no such strategy.
+            SpecError: the sweep has no upper end, or no such strategy.
         """
-        futile = why_futile(spec.knob, base)
-        if futile is not None:
-            raise SpecError(futile)
         known, strategy = about.known, spec.strategy or about.strategy or DEFAULT_STRATEGY
         if strategy not in SWEEP_STRATEGIES:
             raise SpecError(f"strategy {strategy!r}; a sweep knows {', '.join(SWEEP_STRATEGIES)}")

@@ -15,8 +15,9 @@ import msgspec
 from pytest_kvbudget.budget.answers import answer
 from pytest_kvbudget.budget.model import BudgetInputError
 from pytest_kvbudget.budget.utilization import FreeAtInit, largest_utilization
-from pytest_kvbudget.config import LoadedTarget
+from pytest_kvbudget.config import LoadedTarget, engine_environment
 from pytest_kvbudget.planning import Experience, answer_for, ask_for
+from pytest_kvbudget.search.knobs import why_futile
 from pytest_kvbudget.search.model import Axis, Prior
 from pytest_kvbudget.search.pool import rung_shape
 from pytest_kvbudget.search.turn import turn
@@ -86,6 +87,17 @@ def from_the_law(sweep: SweepSpec, free: FreeAtInit | None) -> SweepSpec:
     share = USUAL_UTILIZATION if free is None else largest_utilization(free)
     start = sweep.knob.value(share) // sweep.step * sweep.step
     return msgspec.structs.replace(sweep, start=min(max(start, sweep.floor), sweep.ceiling))
+
+
+def turns_nothing(loaded: LoadedTarget, sweep: SweepSpec, base: Shape) -> str | None:
+    """Why a sweep would boot the same engine at every value, in words; ``None`` where it would not.
+
+    An engine is asked for by the target's command and environment as well as by the shape.
+    """
+    asked = base.merged(
+        env=engine_environment(loaded, base), extra_args=(*(loaded.target.command or ()), *base.extra_args)
+    )
+    return why_futile(sweep.knob, asked)
 
 
 def model_config(shape: Shape) -> dict[str, Any] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from enum import Enum, auto
+from functools import lru_cache
 from typing import Final
 
 from pytest_kvbudget.ledger.boot import BootState
@@ -23,6 +25,30 @@ MOST_PIDS: Final = 65536
 """Process ids remembered of one boot."""
 
 
+class _Banner(Enum):
+    """What the first lines of a boot are."""
+
+    NONE = auto()
+    START = auto()
+    PLAN = auto()
+    ENGINE = auto()
+
+
+@lru_cache(maxsize=256)
+def _banner(text: str) -> _Banner:
+    """Remembered because the longest lines of a log are among them, and come again with every boot of a crash loop."""
+    if _START.search(text):
+        return _Banner.START
+    if _PLAN.search(text):
+        return _Banner.PLAN
+    return _Banner.ENGINE if _ENGINE.search(text) else _Banner.NONE
+
+
+@lru_cache(maxsize=256)
+def _single(process: str | None) -> bool:
+    return process is not None and _SINGLE.match(process) is not None
+
+
 class Cutter:
     """Watches processes and banners.
 
@@ -40,7 +66,8 @@ class Cutter:
         """Whether this line is the first of another boot; lines of the old one's processes are then not read."""
         if self.retired(text):
             return False
-        begins = self._new_pid(text) or (kind.starts and self._again(state, text))
+        banner = _banner(text.text) if kind.starts else _Banner.NONE
+        begins = self._new_pid(text) or self._again(state, text, banner)
         if begins:
             # in a container every boot has the same pids: then none of them tells an old process from a new one
             again = text.pid is None or text.pid in self._own
@@ -51,9 +78,9 @@ class Cutter:
         if text.pid is not None:
             if len(self._own) < MOST_PIDS:
                 self._own.add(text.pid)
-            if text.process is not None and _SINGLE.match(text.process):
+            if text.process is not None and _single(text.process):
                 self._pids[text.process] = text.pid
-        if kind.starts and _ENGINE.search(text.text):
+        if banner is _Banner.ENGINE:
             self._engine_started = True
         return begins
 
@@ -62,18 +89,18 @@ class Cutter:
         return text.pid is not None and text.pid in self._retired
 
     def _new_pid(self, text: Text) -> bool:
-        if text.pid is None or text.process is None or not _SINGLE.match(text.process):
+        if text.pid is None or text.process is None or not _single(text.process):
             return False
         known = self._pids.get(text.process)
         return known is not None and known != text.pid
 
-    def _again(self, state: BootState, text: Text) -> bool:
+    def _again(self, state: BootState, text: Text, banner: _Banner) -> bool:
+        if banner is _Banner.NONE:
+            return False
         beyond = state.now not in {Phase.UNKNOWN, Phase.ARGUMENT}
         ended = any(not seen.survived for seen in state.failures) or state.stopping is not None
-        if _START.search(text.text):
+        if banner is _Banner.START:
             return beyond or ended
-        if _PLAN.search(text.text):
+        if banner is _Banner.PLAN:
             return state.planned
-        if _ENGINE.search(text.text) and text.process is None:
-            return self._engine_started or (ended and beyond)
-        return False
+        return text.process is None and (self._engine_started or (ended and beyond))

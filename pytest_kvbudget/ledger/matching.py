@@ -11,9 +11,9 @@ from pytest_kvbudget.ledger.notation import Reading
 from pytest_kvbudget.ledger.scan import TRACE_WORDS, Kind
 from pytest_kvbudget.ledger.wrapped import loose_names
 
-LONGEST_KNOWN: Final = 1024
+LONGEST_KNOWN: Final = 4096
 """Characters; what longer texts say is not remembered."""
-MOST_KNOWN: Final = 2048
+MOST_KNOWN: Final = 1024
 """Texts whose matches are remembered."""
 
 

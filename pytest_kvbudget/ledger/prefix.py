@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -108,10 +108,12 @@ def strip_ansi(text: str) -> str:
     return _ANSI.sub("", text) if "\x1b" in text or "\x00" in text or "\x07" in text else text
 
 
-def clean(piece: bytes) -> Iterator[Text]:
-    """Yield what a piece says: one text, or several where a JSON record carries several lines."""
+def clean(piece: bytes) -> Iterable[Text]:
+    """What a piece says: one text, or several where a JSON record carries several lines."""
     text = strip_ansi(piece.decode("utf-8", "replace"))
     layout = _known_layout(piece.translate(_ZEROED)) if len(piece) <= LONGEST_KNOWN else _layout(text)
+    if not text.startswith("{", layout.inner):
+        return (_peel(text, layout, None, None, ""),)
     return _texts(text, layout, None, None)
 
 

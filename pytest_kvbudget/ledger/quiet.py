@@ -30,9 +30,9 @@ _BEFORE_BYTES: Final = 20
 _BEHIND_BYTES: Final = 45
 """Around `_RARE`, what statistics say: ``Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 12.3%``."""
 _WAITING: Final = b"Waiting: "
-_HARMLESS = re.compile(
-    rb"(?:Running: [1-9][0-9]* reqs, Waiting: [0-9]+|Waiting: 0) reqs, (?:GPU )?KV cache usage: "
-    rb"([0-9]{1,3}(?:\.[0-9]+)?)%"
+_SAID = re.compile(
+    rb"(?:Running: (?P<running>[0-9]+) reqs, )?(?P<at>Waiting: )(?P<waiting>[0-9]+) reqs, "
+    rb"(?:GPU )?KV cache usage: (?P<usage>[0-9]{1,3}(?:\.[0-9]+)?)%"
 )
 _MOST_KNOWN: Final = 4096
 """Statistics that are remembered before all are forgotten."""
@@ -101,10 +101,12 @@ class Quiet:
         return _STATISTICS in load and self._any_loud_statistics(block)
 
     def _any_loud_statistics(self, block: bytes) -> bool:
+        if _WAITING in block[: _BEFORE_BYTES + len(_WAITING)]:
+            return True  # no line of an engine begins so
         known, find, rare = self._known, block.find, _RARE
-        at = find(rare)
+        at = find(rare, _BEFORE_BYTES)
         while at >= 0:
-            said = block[at - _BEFORE_BYTES if at > _BEFORE_BYTES else 0 : (behind := at + _BEHIND_BYTES)]
+            said = block[at - _BEFORE_BYTES : (behind := at + _BEHIND_BYTES)]
             if said in known:
                 at = find(rare, behind)
                 continue
@@ -114,8 +116,10 @@ class Quiet:
         return False
 
     def _harmless(self, said: bytes) -> bool:
-        match, peak = _HARMLESS.search(said), self._state.peak_usage
-        if match is None or peak is None or float(match[1]) > peak:
+        match, peak = _SAID.search(said), self._state.peak_usage
+        if match is None or match.start("at") != _BEFORE_BYTES or peak is None or float(match["usage"]) > peak:
+            return False
+        if int(match["waiting"]) and not int(match["running"] or 0):
             return False
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()

@@ -116,7 +116,8 @@ class LedgerReader:
         found: list[Milestone] = []
         start = after_first_end(data) if self._splitter.begun else 0
         self._short(data[:start], found)
-        last = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        newline = data.rfind(b"\n")
+        last = max(newline, data.rfind(b"\r", newline + 1)) + 1
         while last - start >= SHORT_BYTES:
             end = last if last - start <= BLOCK_BYTES else after_last_end(data, start, start + BLOCK_BYTES) or last
             self._block(data[start:end], found)
@@ -184,7 +185,8 @@ class LedgerReader:
         waiting, loud = self._state.waits_for_more, self._quiet.loud(survey, whole)
         if loud or waiting:
             self._pieces(whole, survey, loud, found)
-        self._splitter.skip(len(survey.keys) if b"\r" not in whole else whole.count(b"\n"), within=block[-1:] == b"\r")
+        lines = whole.count(b"\n") if survey.redrawn else len(survey.keys)
+        self._splitter.skip(lines, within=block[-1:] == b"\r")
         self._remember_last(block)
 
     def _pieces(self, block: bytes, survey: Survey, loud: Mapping[bytes, Kind], found: list[Milestone]) -> None:
@@ -222,8 +224,8 @@ class LedgerReader:
         while end and block[end - 1 : end].isspace():
             end -= 1
         if end:
-            start = max(block.rfind(b"\n", 0, end), block.rfind(b"\r", 0, end) if b"\r" in block else -1) + 1
-            self._last_piece = capped(block[start:end])
+            newline = block.rfind(b"\n", 0, end)
+            self._last_piece = capped(block[max(newline, block.rfind(b"\r", newline + 1, end)) + 1 : end])
 
     def _new_state(self) -> BootState:
         return BootState(self._family, simulated=self._simulated)

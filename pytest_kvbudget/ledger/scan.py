@@ -77,6 +77,8 @@ class Survey(NamedTuple):
     """One per piece; pieces with the same key are of one kind."""
     picked: dict[bytes, Kind]
     """Keys of pieces that can concern a boot."""
+    redrawn: bool
+    r"""Some pieces end in ``\r``: there are fewer lines than pieces."""
     zeroed: bool
     """A key is the whole piece with every digit a zero; else its skeleton, with the end."""
     pieces: list[bytes] | None
@@ -119,7 +121,8 @@ class Scanner:
 
     def survey(self, block: bytes) -> Survey:
         """What the pieces of ``block`` can be; ``block`` is whole pieces, with the end of the last one."""
-        if b"\r" not in block:
+        redrawn = b"\r" in block
+        if not redrawn:
             block_keys = skeleton_of(self._quotations.cut(block))
         elif block.count(b"\r", 0, _SAMPLE_BYTES) > block.count(b"\n", 0, _SAMPLE_BYTES):
             return self._survey_of_bars(block)
@@ -138,14 +141,14 @@ class Scanner:
         pieces = split_pieces(block) if unknown else None
         if pieces is not None:
             self._learn(unknown, keys, pieces, picked)
-        return Survey(keys, picked, zeroed=False, pieces=pieces)
+        return Survey(keys, picked, redrawn=redrawn, zeroed=False, pieces=pieces)
 
     def _survey_of_bars(self, block: bytes) -> Survey:
         """Redrawn progress bars differ in digits, and in little else."""
         keys = block.translate(_ZEROED).split(b"\n")
         keys.pop()
         picked = {key: kind for key in set(keys) if (kind := self._kind(skeleton_of(key) + b"\n")) is not NOTHING}
-        return Survey(keys, picked, zeroed=True, pieces=None)
+        return Survey(keys, picked, redrawn=True, zeroed=True, pieces=None)
 
     def _learn(
         self, unknown: list[bytes], skeletons: list[bytes], pieces: Sequence[bytes], picked: dict[bytes, Kind]

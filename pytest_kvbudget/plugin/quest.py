@@ -28,7 +28,7 @@ from pytest_kvbudget.search.turn import turn, turned
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.specs import LadderSpec, SpecError, SweepSpec
 from pytest_kvbudget.tuning import Tuning
-from pytest_kvbudget.vantage import from_the_law, largest_headroom, plan_prior
+from pytest_kvbudget.vantage import from_the_law, largest_headroom, plan_prior, turns_nothing
 
 Earlier = tuple[Path, AttemptRecord]
 
@@ -105,6 +105,9 @@ class Quest:
         )
         if isinstance(spec, LadderSpec):
             return Climb(spec, base, about, session.archive)
+        futile = turns_nothing(settings.loaded, spec, base)
+        if futile is not None:
+            raise QuestError(futile)
         sweep = from_the_law(spec, session.pool.experience.free())
         return Tuning(sweep, base, about, session.archive, maximum=largest_headroom(settings.loaded, sweep, base))
 

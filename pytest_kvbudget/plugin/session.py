@@ -30,6 +30,7 @@ from pytest_kvbudget.plugin.checks import (
     one_rung,
     shape_changes,
     specs_of,
+    sweep_of,
 )
 from pytest_kvbudget.plugin.engine import KvEngine, KvRung
 from pytest_kvbudget.plugin.header import header_lines, simulated_warning
@@ -44,6 +45,7 @@ from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.turn import turned
 from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.vantage import turns_nothing
 from pytest_kvbudget.verdict import Verdict
 from pytest_kvbudget.warmth import cache_stands
 
@@ -139,13 +141,15 @@ class KvSession:
         """Take the selected tests: put equal shapes side by side.
 
         Raises:
-            pytest.UsageError: more than one ladder is to be left serving, or a ladder has no rung that is asked for.
+            pytest.UsageError: more than one ladder is to be left serving, a ladder has no rung that is asked for, or a
+                sweep would test nothing.
         """
         from pytest_kvbudget.plugin.ordering import arrange  # noqa: PLC0415 - needed once
 
         self._ours = ours
         ladders = [item for item in ours if searches(item)]
         self._check_rung(ladders)
+        self._check_sweeps(ladders)
         if self.settings.leave_serving:
             if len(ladders) != 1:
                 raise pytest.UsageError(
@@ -168,6 +172,16 @@ class KvSession:
                 one_rung(specs_of(item), self.settings.rung, item.nodeid)
             except MarkerError as error:
                 raise pytest.UsageError(f"kvbudget: {error}") from None
+
+    def _check_sweeps(self, items: list[pytest.Item]) -> None:
+        """As `_check_rung`: a sweep over something that changes nothing gives an answer that is none."""
+        if self.is_worker:
+            return
+        for item in items:
+            sweep = sweep_of(item)
+            futile = None if sweep is None else turns_nothing(self.settings.loaded, sweep, self.base_shape(item))
+            if futile is not None:
+                raise pytest.UsageError(f"kvbudget: {item.nodeid}: {futile}")
 
     # -- shapes
 

@@ -40,6 +40,11 @@ def _claim(record: FindingRecord) -> str:
             )
         case FindingKind.EMPTY:
             where = failed or track.amount(track.low)
+            if finding.failed_at == finding.axis.ceiling != finding.axis.floor:
+                return (
+                    f"Nothing on this ladder passes: even its highest rung, {where}, was booted and {_how(finding)}. "
+                    "The rungs below it give less."
+                )
             return (
                 f"Nothing on this ladder passes: its lowest rung, {where}, was booted and {_how(finding)}. The rungs "
                 "above it ask for more."

@@ -128,6 +128,7 @@ def _compile_limit(ledger: BootLedger, rate: float | None) -> Limit | None:
         margin_bytes=float(limit.value) - float(peak.value),
         bytes_per_unit=rate,
         precision_bytes=peak.precision + limit.precision,
+        exact=True,  # the compiler's own sum: a program that it refused is in no cache, and is refused again
     )
 
 

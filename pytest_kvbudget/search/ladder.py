@@ -9,11 +9,12 @@ import msgspec
 from pytest_kvbudget.search import noise as noise_model
 from pytest_kvbudget.search import sentences
 from pytest_kvbudget.search.bracket import Bracket, bracket_of, rung_of
+from pytest_kvbudget.search.lever import BEYOND, wants_more
 from pytest_kvbudget.search.log import REPEATS, Ask, BootLog
 from pytest_kvbudget.search.model import Axis, BatchStrategy, Finding
 from pytest_kvbudget.search.proof import ENOUGH_FAILURES, ENOUGH_PASSES, Rules, other_set
 from pytest_kvbudget.search.rungs import COUNTED, Rung, RungState, clash, flaky, refused_rung, steady_rung
-from pytest_kvbudget.verdict import FindingKind
+from pytest_kvbudget.verdict import FindingKind, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ __all__ = ["Ask", "Ladder"]
 
 MOST_PAIRS: Final = 2
 """Boots of a proof's failing half on the winner's devices: a set that cannot be had twice will not be had."""
+_NOTHING: Final = frozenset({FindingKind.EMPTY, FindingKind.EMPTY_WINDOW})
 MOST_FLAKY_REPEATS: Final = 12
 """Boots that may go into the two ends of a flaky band."""
 
@@ -47,6 +49,7 @@ class Ladder:
         noise: Noise | None = None,
         cold_extra_bytes: float | None = 0,
         verify: Literal["neighbours"] | None = None,
+        two_sided: bool = True,
         known: Sequence[Trial] = (),
         show: Callable[[int], str] | None = None,
     ) -> None:
@@ -62,6 +65,8 @@ class Ladder:
             cold_extra_bytes: what a first boot takes beyond a warm one, ``None`` where unknown: a cold failure that is
                 short of no more is booted again warm.
             verify: ``"neighbours"`` boots the rungs beside the proof too: real ladders failed between two that passed.
+            two_sided: what fails for want of a larger value (`wants_more`) lies below what passes. A sweep tells so
+                itself, by the sides of its knob.
             known: finished boots of an earlier run that stand for boots of this one.
             show: writes a value of the axis for people; default: the axis' own way.
 
@@ -80,17 +85,15 @@ class Ladder:
         self._noise = noise
         self._cold_extra_bytes = cold_extra_bytes
         self._verify = verify
+        self._two_sided = two_sided
+        self._too_low: dict[int, Trial] = {}
+        """What failed for want of a larger value, by value: to the search it is as good as a pass."""
         self._show = show = show or axis.show
         self._halted: str | None = None
         self._rounds = 0
-        self._log = BootLog(
-            axis.name,
-            show,
-            (
-                (Ask(value=trial.value, index=rung_of(axis, trial.value), attempt=1, why="known"), trial)
-                for trial in known
-            ),
-        )
+        self._log = BootLog(axis.name, show)
+        for trial in known:
+            self._know(trial)
 
     @property
     def axis(self) -> Axis:
@@ -159,7 +162,11 @@ class Ladder:
         """
         if self._log.pending or len(self._log.told) > self._log.known or trial.verdict not in COUNTED:
             raise ValueError(f"{self._log.where(trial.value)} with {trial.verdict} cannot be known beforehand")
-        self._log.know(Ask(value=trial.value, index=rung_of(self._base, trial.value), attempt=1, why="known"), trial)
+        self._know(trial)
+
+    def _know(self, trial: Trial) -> None:
+        ask = Ask(value=trial.value, index=rung_of(self._base, trial.value), attempt=1, why="known")
+        self._take(trial, lambda seen: self._log.know(ask, seen))
 
     def tell(self, trial: Trial) -> None:
         """Take the outcome of a boot that was asked for.
@@ -167,7 +174,14 @@ class Ladder:
         Raises:
             ValueError: it was not asked for, or says ``pool_short`` with another verdict than UNKNOWN.
         """
-        self._log.tell(trial)
+        self._take(trial, self._log.tell)
+
+    def _take(self, trial: Trial, tell: Callable[[Trial], None]) -> None:
+        """Tell of a trial as the search sees it."""
+        low = self._two_sided and trial.verdict is Verdict.FAIL and wants_more(trial.cause, self._base.name)
+        tell(msgspec.structs.replace(trial, verdict=Verdict.PASS, hint=BEYOND) if low else trial)
+        if low:
+            self._too_low[trial.value] = trial
 
     @property
     def history(self) -> tuple[Trial, ...]:
@@ -179,10 +193,14 @@ class Ladder:
         axis, noise, log = self.axis, self._rules().noise, self._log
         rungs, bracket = self._rungs(), bracket_of(axis, self.history)
         kind, reason = self.outcome()
+        low = self._low(bracket)
         confirmed = [trial for ask, trial in log.told if ask.why == "confirm"]
-        value = axis.value(bracket.low) if bracket.low >= 0 else None
+        passed = [rung.value for rung in rungs.values() if rung.passes and rung.value not in self._too_low]
+        value = axis.value(bracket.low) if bracket.low >= 0 and low is None else max(passed, default=None)
         failed_at = axis.value(bracket.high) if bracket.high < len(axis) else None
         cause = None if failed_at is None else rungs[failed_at].trial.cause
+        if low is not None and failed_at is None:
+            failed_at, cause = low.value, low.cause
         is_flaky = kind is FindingKind.FLAKY
         steady = [rung.value for rung in rungs.values() if len(rung.passes) >= ENOUGH_PASSES and not rung.failures]
         refused = [rung.value for rung in rungs.values() if len(rung.failures) >= ENOUGH_FAILURES and not rung.passes]
@@ -202,7 +220,7 @@ class Ladder:
             deploy_value=noise_model.deploy_value(value, self._trials(), noise),
             steady_value=max(steady, default=None) if is_flaky else None,
             refused_at=min(refused, default=None) if is_flaky else None,
-            lever=sentences.other_lever(cause, axis.name) if kind is FindingKind.EMPTY else None,
+            lever=sentences.other_lever(low.cause if low else cause, axis.name) if kind in _NOTHING else None,
             notes=self._notes(kind, bracket, rungs),
             sentence="",
         )
@@ -212,6 +230,10 @@ class Ladder:
     def outcome(self) -> tuple[FindingKind, str]:
         """The finding's kind, and in words why it is no proof."""
         return self._stopped() or self._standing(bracket_of(self.axis, self.history))
+
+    def _low(self, bracket: Bracket) -> Trial | None:
+        """What stands at the bracket's lower end, where that is no pass but a failure for want of more."""
+        return None if bracket.low < 0 else self._too_low.get(self.axis.value(bracket.low))
 
     # -- what is known
 
@@ -269,7 +291,8 @@ class Ladder:
         if not bracket.closed:
             return self._search(bracket, count)
         confirmed = sum(ask.why == "confirm" and trial.passed for ask, trial in self._log.told)
-        wanted = bracket.low >= 0 and confirmed < self._confirm and not self._log.pending
+        winner = bracket.low >= 0 and self._low(bracket) is None
+        wanted = winner and confirmed < self._confirm and not self._log.pending
         return [self._ask(self.axis.value(bracket.low), "confirm")] if wanted else []
 
     def _gap(self) -> Ask | None:
@@ -303,7 +326,7 @@ class Ladder:
         return self._ask(failed.value, "pair", there)
 
     def _neighbour(self, bracket: Bracket) -> Ask | None:
-        if self._verify is None or bracket.low < 0:
+        if self._verify is None or bracket.low < 0 or self._low(bracket) is not None:
             return None
         axis, booted = self.axis, self._log.values()
         beside = [axis.value(index) for index in (bracket.low - 1, bracket.high + 1) if 0 <= index < len(axis)]
@@ -334,6 +357,9 @@ class Ladder:
 
     def _search(self, bracket: Bracket, count: int) -> list[Ask]:
         axis, strategy = self.axis, self.strategy
+        if bracket.high == len(axis) and self._low(bracket) is not None and axis.ceiling not in self._log.values():
+            # nothing failed for too much yet: whether anything can pass is up to the end of the axis
+            return [self._ask(axis.ceiling, "search")]
         pending = tuple(index for ask in self._log.pending if (index := rung_of(axis, ask.value)) is not None)
         indices: tuple[int | None, ...]
         if count + len(pending) > 1 and isinstance(strategy, BatchStrategy):
@@ -367,11 +393,16 @@ class Ladder:
             return FindingKind.UNDECIDED, reason
         if bracket.low < 0:
             return FindingKind.EMPTY, ""
+        low = self._low(bracket)
+        if low is not None and bracket.high == len(self.axis):
+            return FindingKind.EMPTY, ""
         if bracket.high < len(self.axis):
             rungs = self._rungs()
             winner, failed = rungs[self.axis.value(bracket.low)], rungs[self.axis.value(bracket.high)]
             if other_set(winner, failed) is not None:
                 return FindingKind.UNDECIDED, "its two halves were booted on device sets that differ, and again so"
+        if low is not None:
+            return FindingKind.EMPTY_WINDOW, sentences.too_low(self.axis, low)
         return (FindingKind.PROVEN if bracket.high < len(self.axis) else FindingKind.CEILING_REACHED), ""
 
     def _stopped(self) -> tuple[FindingKind, str] | None:
@@ -379,6 +410,9 @@ class Ladder:
         error = self._log.error()
         if error is not None:
             return FindingKind.ERROR, error
+        above = self._too_low_above_a_pass()
+        if above is not None:
+            return FindingKind.NON_MONOTONE, above
         undecided, flips = self._log.undecided(exact=self._exact), self._flips()
         if flips is not None and (undecided is not None or self._flaky_end() is None):
             return FindingKind.FLAKY, flips
@@ -391,3 +425,11 @@ class Ladder:
                 f"{self._log.where(low.value)} failed although {self._show(high.value)} passed{again}",
             )
         return None if undecided is None else (FindingKind.UNDECIDED, undecided)
+
+    def _too_low_above_a_pass(self) -> str | None:
+        """A larger value would have cured a failure, and a smaller one passed: in words."""
+        passed = [value for value, rung in self._rungs().items() if rung.passes and value not in self._too_low]
+        low, high = min(passed, default=None), max(self._too_low, default=None)
+        if low is None or high is None or high < low:
+            return None
+        return f"{self._log.where(high)} failed for want of more although {self._show(low)} passed"

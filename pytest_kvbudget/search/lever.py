@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from pytest_kvbudget.search.model import Hint, Limit
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_kvbudget.ledger.model import Cause
-    from pytest_kvbudget.search.model import Axis, Limit, Trial
+    from pytest_kvbudget.search.model import Axis, Trial
 
 FREE_CLASSES: Final = frozenset(
-    {"max_num_seqs_exceeds_state", "startup_free_below_request", "weights_oom", "kv_reserve_underpriced"}
+    {
+        "max_num_seqs_exceeds_state",
+        "startup_free_below_request",
+        "weights_oom",
+        "kv_reserve_underpriced",
+        "min_kv_budget",
+        # an unpinned pool takes what utilization leaves, whatever the window
+        "graph_capture_oom",
+        "warmup_oom",
+    }
 )
 """Classes of which one failure is enough, where its levers say that the axis is useless."""
+BEYOND: Final = Hint(limits=(Limit(name="opposite_side", margin_bytes=1e300),))
+"""Of a boot that failed for want of more: on the searched side it had room to spare, nobody knows how much."""
 CLEAR: Final = 4.0
 """How much more than the printed digits two deficits must be expected to differ for their likeness to say something."""
 
@@ -41,6 +54,15 @@ def not_the_lever(axis: Axis, history: Sequence[Trial]) -> bool:
         for before in other.hint.limits
         if before.name == limit.name and other.value != last.value
     )
+
+
+def wants_more(cause: Cause | None, axis: str) -> bool:
+    """A failure that a larger value of the axis cures: what passes, if anything does, lies above.
+
+    A share of the device, or a pinned pool, that is too small for the window fails so.
+    """
+    levers = () if cause is None else cause.levers
+    return any((lever.name, lever.direction, lever.effect) == (axis, "raise", "helps") for lever in levers)
 
 
 def _useless(cause: Cause | None, axis: str) -> bool:

@@ -8,7 +8,7 @@ from pytest_kvbudget.verdict import FindingKind, Phase
 
 if TYPE_CHECKING:
     from pytest_kvbudget.ledger.model import Cause, Lever
-    from pytest_kvbudget.search.model import Finding, SweepFinding
+    from pytest_kvbudget.search.model import Axis, Finding, SweepFinding, Trial
 
 
 def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
@@ -25,8 +25,8 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
         said = f"{name} {value} passed and {failed_at} {_failed(finding.bounded_by)}; proven with {effort}"
     elif finding.kind is FindingKind.CEILING_REACHED:
         said = f"{name} {value} passed and is the ceiling of the ladder; proven with {effort}"
-    elif finding.kind is FindingKind.EMPTY:
-        said = f"nothing passes: {name} {failed_at}, the floor, {_failed(finding.bounded_by)}; {effort}"
+    elif finding.kind in {FindingKind.EMPTY, FindingKind.EMPTY_WINDOW}:
+        said = f"nothing passes: {reason or _end(finding)}{_failed(finding.bounded_by)}; {effort}"
         if finding.lever is not None:
             said += f"; {turn(finding.lever)} instead"
     elif finding.kind is FindingKind.FLAKY:
@@ -39,6 +39,18 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
     if finding.deploy_value is not None and finding.deploy_value != finding.value:
         said += f"; deploy {_shown(finding, finding.deploy_value)}, three sigma below"
     return "; ".join((said, *finding.notes))
+
+
+def too_low(axis: Axis, low: Trial) -> str:
+    """How the sentence of an empty window begins: the lower of its two failures."""
+    value, above = axis.show(low.value), axis.show(axis.value(axis.index_at_or_below(low.value) + 1))
+    return f"{axis.name} {value} {_failed(low.cause)} for want of more, and {above}, the next rung, "
+
+
+def _end(finding: Finding) -> str:
+    """The end of the axis that was booted and failed: the floor, or the ceiling where even that is too little."""
+    ceiling = finding.failed_at == finding.axis.ceiling and finding.failed_at != finding.axis.floor
+    return f"{finding.axis.name} {_shown(finding, finding.failed_at)}, {'even the ceiling' if ceiling else 'the floor'}, "
 
 
 def _shown(finding: Finding, value: int | None) -> str:

@@ -16,7 +16,8 @@ import msgspec
 from pytest_kvbudget.search import sweep_sentences
 from pytest_kvbudget.search.bracket import rung_of
 from pytest_kvbudget.search.ladder import Ladder
-from pytest_kvbudget.search.model import Axis, Hint, Limit, SweepFinding, SweepKey, Trial
+from pytest_kvbudget.search.lever import BEYOND
+from pytest_kvbudget.search.model import Axis, Hint, SweepFinding, SweepKey, Trial
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import OneStep
 from pytest_kvbudget.verdict import FindingKind, Verdict
@@ -33,9 +34,6 @@ OTHER_SIDE_LIMITS = MappingProxyType(
     {"allocation": frozenset({"kv_check"}), "minimum_kv": frozenset({"device_memory", "compile"})}
 )
 """Limits of a hint that belong to the failures opposite to the side that ends a knob's way."""
-
-_BEYOND = Hint(limits=(Limit(name="opposite_side", margin_bytes=1e300),))
-"""Of a boot that failed for the opposite reason: on the searched side it had room to spare, nobody knows how much."""
 
 
 class Sweep:
@@ -163,7 +161,7 @@ class Sweep:
         side = self.knob.side(trial.cause, self._classes) if trial.verdict is Verdict.FAIL else None
         seen = msgspec.structs.replace(trial, value=self._mirror(trial.value), hint=self._seen_hint(trial.hint))
         short = trial.verdict is Verdict.FAIL and side == self.knob.other_side
-        tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=_BEYOND) if short else seen)
+        tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=BEYOND) if short else seen)
         self._booted[trial.value] = trial
         self._reused += trial.reused
         if short:
@@ -252,6 +250,7 @@ class Sweep:
             max_boots=None if self._max_boots is None else max(1, self._max_boots - booted),
             noise=self._noise,
             cold_extra_bytes=self._cold_extra_bytes,
+            two_sided=False,
             known=known,
             show=lambda value: self.knob.show(self._mirror(value)),
         )

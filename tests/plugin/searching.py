@@ -44,7 +44,7 @@ def neuron(
     compiler: str = 'load_extra = "2 GiB"',
     devices: str = "0",
 ) -> str:
-    """A core of a Trainium 3 with its stack of 36 GiB: beside the KV cache it takes weights, scratch and collectives."""
+    """A core of a Trainium 3 with its stack of 36 GiB, of which KV cache, weights, scratch and collectives take."""
     physics = f"""
 dialect = "neuron"
 platform = "trn3"

@@ -256,10 +256,7 @@ def test_with_a_knife_edge_the_window_is_the_largest_that_lives_through_its_requ
     project.configure(mock="request_peak_per_token = 400_000")
     rungs = range(4096, 49_153, 4096)
     assert set(chances(project, "max_model_len", rungs).values()) == {1.0}
-    alive = {
-        rung: chances(project, "max_model_len", [rung], request_tokens=rung)[rung]
-        for rung in rungs
-    }
+    alive = {rung: chances(project, "max_model_len", [rung], request_tokens=rung)[rung] for rung in rungs}
     value, failed_at = largest(dict(alive))
     project.tests(
         """

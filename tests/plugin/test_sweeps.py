@@ -149,7 +149,9 @@ def test_two_neighbours_that_fail_for_opposite_reasons_are_an_empty_window(
     project: Project, how: tuple[str, ...]
 ) -> None:
     """30 of 36 GiB are weights: KV cache and headroom share 6, of which 3 are the minimum and 4 are needed."""
-    sweep(project, neuron(weights="30 GiB", compiler='load_extra = "2 GiB"\nmin_kv = "3 GiB"'), "knob='reserved_headroom'")
+    sweep(
+        project, neuron(weights="30 GiB", compiler='load_extra = "2 GiB"\nmin_kv = "3 GiB"'), "knob='reserved_headroom'"
+    )
     assert set(chances(project, "reserved_headroom", gib(0, 36)).values()) == {0.0}
 
     result = project.run(*how)
@@ -314,28 +316,29 @@ def test_the_smallest_pool_that_serves_a_window(project: Project, how: tuple[str
     finding = only_finding(project)
     assert (finding.kind, finding.value, finding.failed_at) == (FindingKind.PROVEN, value, failed_at)
     assert finding.boots - finding.repeats <= 4
+    assert failed_at is not None
     said(
         result,
-        f"kv_cache_memory_bytes {value / MIB:.2f} MiB passed and {(failed_at or 0) / MIB:.2f} MiB failed for too little "
-        "KV cache in kv_check; proven; *",
+        f"kv_cache_memory_bytes {value / MIB:.2f} MiB passed and {failed_at / MIB:.2f} MiB failed for too little KV "
+        "cache in kv_check; proven; *",
     )
 
 
 def test_the_least_charge_of_a_graph_that_lets_the_capture_pass(project: Project) -> None:
-    """What the fork's plan does not charge goes to the expert arena and is missing when graphs are captured."""
+    """What the fork's plan does not charge goes to the expert arena and is missing when seven graphs are captured."""
     config = card(
         mock="""dialect = "rdna4"
 weights = "6 GiB"
 kv_bytes_per_token = 9190
 graph_base = "256 MiB"
-graph_per_size = "24 MiB"
+graph_per_size = "120 MiB"
 [target.card.mock.arena]
 overhead_planned = "2350 MiB\"""",
-        shape="max_model_len = 16384\nmax_num_seqs = 8\ngpu_memory_utilization = 0.97\n"
+        shape="max_model_len = 16384\nmax_num_seqs = 16\ngpu_memory_utilization = 0.97\n"
         'extra_args = ["--expert-precise-memory"]',
     )
-    sweep(project, config, "knob='cudagraph_per_graph', step='4 MiB'")
-    value, failed_at = smallest(chances(project, "cudagraph_per_graph", [step * MIB for step in range(0, 65, 4)]))
+    sweep(project, config, "knob='cudagraph_per_graph', step='8 MiB', ceiling='160 MiB'")
+    value, failed_at = smallest(chances(project, "cudagraph_per_graph", [step * MIB for step in range(0, 161, 8)]))
     assert failed_at is not None
 
     result = project.run()
@@ -414,11 +417,12 @@ FUTILE = {
 }
 
 
-@pytest.mark.parametrize(("knob", "mark", "more", "words"), FUTILE.values(), ids=FUTILE.keys())
+@pytest.mark.parametrize("case", FUTILE.values(), ids=FUTILE.keys())
 @DISTRIBUTIONS
 def test_a_sweep_that_would_test_nothing_is_refused_and_nothing_is_booted(
-    project: Project, how: tuple[str, ...], knob: str, mark: str, more: str, words: str
+    project: Project, how: tuple[str, ...], case: tuple[str, str, str, str]
 ) -> None:
+    knob, mark, more, words = case
     sweep(project, neuron() + more, f"knob='{knob}'", marks=[mark])
 
     result = project.run(*how)

@@ -23,6 +23,7 @@ from pytest_kvbudget.specs import LadderSpec
 from pytest_kvbudget.verdict import FindingKind
 
 _TOKENS: Final = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+NOTHING: Final = frozenset({FindingKind.EMPTY, FindingKind.EMPTY_WINDOW})
 HONEST: Final = frozenset({FindingKind.FLAKY, FindingKind.NON_MONOTONE})
 """What may be said where chances are no step from 1 to 0."""
 
@@ -43,6 +44,12 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
     def monotone(self) -> bool:
         """No rung passes more often than one below it."""
         return all(low >= high for low, high in pairwise(chance for _, chance in sorted(self.chances.items())))
+
+    @property
+    def connected(self) -> bool:
+        """What passes at all is one piece of the axis: too little fails below it, too much above."""
+        passing = [chance > 0 for _, chance in sorted(self.chances.items())]
+        return sum(now and not before for before, now in pairwise([False, *passing])) <= 1
 
 
 def truth(loaded: LoadedTarget, ladder: LadderSpec) -> Truth:
@@ -122,22 +129,24 @@ def disagreement(finding: Finding, real: Truth) -> str | None:
     own = Truth(chances=rungs, reference=real.reference)
     if finding.kind is FindingKind.UNDECIDED and real.reference < 1 and finding.value is None:
         return None
-    if own.certain and own.monotone:
-        expected = _expected(axis, rungs)
-        said = (finding.kind, finding.value, finding.failed_at)
-        return None if said == expected else f"{_words(said)}; by booting every rung {_words(expected)}"
-    if finding.kind in HONEST:
-        return None
-    return _untrue(finding, rungs)
+    if own.certain and (finding.kind not in HONEST or own.monotone) and own.connected:
+        return _unexpected(finding, rungs)
+    return None if finding.kind in HONEST else _untrue(finding, rungs)
 
 
-def _expected(axis: Axis, rungs: dict[int, float]) -> tuple[FindingKind, int | None, int | None]:
+def _unexpected(finding: Finding, rungs: dict[int, float]) -> str | None:
+    """How a finding differs from the only right one, where what passes is one piece."""
     good = [value for value, chance in rungs.items() if chance == 1]
+    above = [value for value in rungs if good and value > good[-1]]
     if not good:
-        return FindingKind.EMPTY, None, axis.floor
-    if len(good) == len(rungs):
-        return FindingKind.CEILING_REACHED, good[-1], None
-    return FindingKind.PROVEN, good[-1], axis.value(len(good))
+        right = finding.kind in NOTHING and finding.value is None and rungs.get(finding.failed_at or 0) == 0
+        expected = "nothing passes"
+    else:
+        kind = FindingKind.PROVEN if above else FindingKind.CEILING_REACHED
+        expected = f"{kind} {good[-1]:,}"
+        failed_at = above[0] if above else None
+        right = (finding.kind, finding.value, finding.failed_at) == (kind, good[-1], failed_at)
+    return None if right else f"{finding.kind} {finding.value} (fails at {finding.failed_at}); in truth {expected}"
 
 
 def _untrue(finding: Finding, rungs: dict[int, float]) -> str | None:
@@ -159,7 +168,3 @@ def _untrue(finding: Finding, rungs: dict[int, float]) -> str | None:
         return f"{finding.value} is proven by {finding.failed_at}, which is not the next rung, {after}"
     return None if rungs[after] < 1 else f"{after} is said to fail and always passes"
 
-
-def _words(said: tuple[FindingKind, int | None, int | None]) -> str:
-    kind, value, failed_at = said
-    return f"{kind} {'-' if value is None else f'{value:,}'} (fails at {'-' if failed_at is None else f'{failed_at:,}'})"
