@@ -33,6 +33,7 @@ from pytest_kvbudget.judging import (
     judge_end,
     reason,
     with_contract_floor,
+    with_idle_evidence,
     with_kernel_evidence,
 )
 from pytest_kvbudget.launching import Launched, Site, launch
@@ -229,7 +230,8 @@ class Attempt:
                 last_s = max((phase.start_s for phase in self.record.timings.phases), default=0.0)
                 self._recording.timed(ended_s=max(last_s, self._since_launch(outcome.at)))
             kills = () if self._watch is None else self._watch.kernel_kills()
-            ended = with_kernel_evidence(judge_end(outcome, ledger), kills)
+            idle = [device for reading in self.record.memory if reading.moment == "idle" for device in reading.devices]
+            ended = with_idle_evidence(with_kernel_evidence(judge_end(outcome, ledger), kills), ledger, idle)
             judged = self._if_scaled(with_contract_floor(ended, ledger, self.request.shape))
         self.record.hint = self._hint(ledger)
         self.record.warm = warm_of(ledger)

@@ -8,11 +8,13 @@ from typing import Final
 import msgspec
 
 from pytest_kvbudget.device.gates import GateResult, worst
+from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.engine.kernel import KernelKill
 from pytest_kvbudget.engine.soak import PARTS, STEP_BYTES, SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.engine.watch import Outcome
 from pytest_kvbudget.ledger.classes import verdict_on
+from pytest_kvbudget.ledger.levers import levers_for
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Lever
 from pytest_kvbudget.search.hints import capacity_tokens
 from pytest_kvbudget.search.pool import kv_windows_short, pool_short
@@ -22,6 +24,9 @@ from pytest_kvbudget.verdict import Phase, Verdict
 
 KILLED: Final = frozenset(("host_oom_killed", "engine_killed", "engine_vanished", "unexplained"))
 """Failure classes of an engine that is gone without having said why."""
+
+FOREIGN: Final = "foreign_process_memory"
+STARTUP: Final = "startup_free_below_request"
 
 _SEVERITY: Final = (Verdict.PASS, Verdict.MARGINAL, Verdict.UNKNOWN, Verdict.ERROR, Verdict.FAIL)
 """Of the checks of one engine, the mildest first."""
@@ -257,6 +262,33 @@ def with_kernel_evidence(judged: Judgement, kills: Sequence[KernelKill]) -> Judg
         levers=levers,
     )
     return Verdict.FAIL, cause, f"host_oom_killed: {said}"
+
+
+def with_idle_evidence(judged: Judgement, ledger: BootLedger, idle: Sequence[DeviceMemory]) -> Judgement:
+    """What somebody else seems to hold at start-up is what the devices showed when they were idle: a share too big.
+
+    Args:
+        judged: by the log alone, which cannot know who holds what is not free.
+        ledger: of the boot.
+        idle: the devices before the launch, passed as clean; none where nobody can read them.
+    """
+    _, cause, _ = judged
+    free, total = ledger.facts.get("free_bytes"), ledger.facts.get("total_bytes")
+    if cause is None or cause.failure_class != FOREIGN or free is None or total is None or not idle:
+        return judged
+    if isinstance(free.value, str) or isinstance(total.value, str):
+        return judged
+    held = float(total.value) - float(free.value) - free.precision - total.precision
+    if held > max(device.used_bytes for device in idle):
+        return judged
+    said = (
+        f"{format_size(free.value)} of {format_size(total.value)} is free at start-up, as on the idle device, and less "
+        "than the share that was asked for"
+    )
+    cause = msgspec.structs.replace(
+        cause, failure_class=STARTUP, sentence=said, levers=levers_for(STARTUP, ledger.family, cause.phase)
+    )
+    return Verdict.FAIL, cause, f"{STARTUP}: {said}"
 
 
 def with_contract_floor(judged: Judgement, ledger: BootLedger, shape: Shape) -> Judgement:

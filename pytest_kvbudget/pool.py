@@ -320,6 +320,9 @@ def _limits(loaded: LoadedTarget) -> Limits:
     limits, mock = loaded.target.limits, loaded.target.mock
     if mock is None:
         return limits
-    last = max((int(device) for device in loaded.target.devices), default=(loaded.target.shape.tensor_parallel_size or mock.ranks) - 1)
+    last = max(
+        (int(device) for device in loaded.target.devices),
+        default=(loaded.target.shape.tensor_parallel_size or mock.ranks) - 1,
+    )
     idle_bytes = mock.idle_bytes + last * mock.device_skew
     return msgspec.structs.replace(limits, idle_used=max(limits.idle_used, idle_bytes))

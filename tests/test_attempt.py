@@ -17,8 +17,12 @@ import pytest
 from pytest_kvbudget.archive import RunArchive, read_attempt
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.config import Limits, LoadedTarget, Target
+from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.device.trace import changes, decode
 from pytest_kvbudget.engine.processes import descendants, start_ticks, title, wait_until_gone
+from pytest_kvbudget.engine.watch import Outcome
+from pytest_kvbudget.judging import judge_end, with_idle_evidence
+from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.mock.spec import MockDevice, PhaseSeconds
 from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
@@ -218,3 +222,29 @@ def test_a_record_says_what_the_engines_processes_took_of_the_host(pools: Pools)
     failed = boot(pool, kv_cache_memory_bytes=MIB)
     pool.retire(failed)
     assert failed.record.engine_host is None, "it did not serve"
+
+
+def test_what_an_idle_device_keeps_is_no_stranger(pools: Pools, tmp_path: Path) -> None:
+    """4.86 of 31.86 GiB look like somebody else's in a log; a device that shows them when idle is asked too much."""
+    device = MockDevice(device_total=int(31.86 * GIB), free_at_start=27 * GIB, sysfs=str(tmp_path / "sysfs"))
+    record = boot(pools(mock=device), gpu_memory_utilization=0.9).record
+    assert record.verdict is Verdict.FAIL
+    assert record.cause is not None
+    assert record.cause.failure_class == "startup_free_below_request"
+    assert "27.00 GiB of 31.86 GiB is free at start-up, as on the idle device" in record.message
+
+
+def test_what_an_idle_device_did_not_show_is_somebody_elses() -> None:
+    stranger = "(EngineCore pid=1) ValueError: Free memory on device cuda:0 (27.0/31.86 GiB) on startup is less than"
+    reader = LedgerReader("vllm")
+    reader.feed(f"{stranger} desired GPU memory utilization (0.9, 28.67 GiB).\n".encode())
+    reader.close()
+    ledger = reader.ledger()
+    judged = judge_end(Outcome(kind="dead", at=0.0, status=1), ledger)
+    assert judged[0] is Verdict.UNKNOWN
+    idle = DeviceMemory(device="0", total_bytes=int(31.86 * GIB), used_bytes=GIB, source="sysfs")
+    assert with_idle_evidence(judged, ledger, [idle]) == judged
+    assert with_idle_evidence(judged, ledger, []) == judged
+    # digits of the log are no difference: 4.86 GiB are held, give or take 10 MiB
+    kept = msgspec.structs.replace(idle, used_bytes=int(4.855 * GIB))
+    assert with_idle_evidence(judged, ledger, [kept])[0] is Verdict.FAIL

@@ -100,11 +100,11 @@ def verdict_of(failure_class: str) -> Verdict:
     return _VERDICTS[proof_of(failure_class)]
 
 
-_SLOTS: Final = re.compile(r"\bslots?\b", re.IGNORECASE)
+_SLOTS: Final = re.compile(r"\bslots?\b|\bhost-backed experts\b", re.IGNORECASE)
 
 
 def counts_slots(failure_class: str, text: str) -> bool:
-    """An expert plan was refused for its size: too few slots are left for the resident layers.
+    """An expert plan was refused for its size: too few slots for the resident layers, or too many experts for the host.
 
     That is memory, which window and utilization move; every other refusal of a plan is about model or image.
     """

@@ -21,6 +21,7 @@ from pytest_kvbudget.plugin.rungs import RungEnd, RungRunner
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.pool import PoolError
 from pytest_kvbudget.question import Question, RungPlan
+from pytest_kvbudget.verdict import Verdict
 from pytest_kvbudget.records import AttemptRecord
 
 
@@ -133,6 +134,7 @@ class LadderRun:
             limit = quest.limit(part.longest_s)
             if limit is not None and not running:
                 question.halt(limit)
+                part.broken = None if part.rungs else f"undecided: {limit}; nothing was booted"
             try:
                 plans = question.next_batch(running + (0 if limit else quest.room(question, running=running)))
                 if not plans:
@@ -187,9 +189,15 @@ class LadderRun:
         return self._running.pop(label)
 
     def _call_off(self, question: Question) -> None:
-        """End the boots under way that other boots have answered: their devices are for those that are wanted."""
+        """End the boots under way that other boots have answered: their devices are for those that are wanted.
+
+        One that has failed by itself meanwhile is over: it is told of and counted as any other.
+        """
         for value in question.moot():
-            for label in [label for label, (plan, _) in self._running.items() if plan.value == value]:
+            running = {label: booting for label, (plan, booting) in self._running.items() if plan.value == value}
+            if any(booting.done and booting.attempt.record.verdict is Verdict.FAIL for booting in running.values()):
+                continue
+            for label in running:
                 self._end(label)
             question.drop(value)
 

@@ -39,16 +39,7 @@ def _claim(record: FindingRecord) -> str:
                 "This shows that the ceiling fits, not that more would fail."
             )
         case FindingKind.EMPTY:
-            where = failed or track.amount(track.low)
-            if finding.failed_at == finding.axis.ceiling != finding.axis.floor:
-                return (
-                    f"Nothing on this ladder passes: even its highest rung, {where}, was booted and {_how(finding)}. "
-                    "The rungs below it give less."
-                )
-            return (
-                f"Nothing on this ladder passes: its lowest rung, {where}, was booted and {_how(finding)}. The rungs "
-                "above it ask for more."
-            )
+            return _nothing(finding, failed or track.amount(track.low))
         case FindingKind.FLAKY:
             return f"{_WITHOUT_NUMBERS[FindingKind.FLAKY]} {_band(finding, track)}"
         case FindingKind.UNDECIDED:
@@ -71,14 +62,26 @@ _WITHOUT_NUMBERS: Final = {
         "single rung can be called the largest that passes."
     ),
     FindingKind.EMPTY_WINDOW: (
-        "Two neighbouring values failed for opposite reasons: with less there is too little room to allocate, with "
-        "more too little KV cache is left. No value between them exists on this grid."
+        "Two neighbouring rungs failed for opposite reasons: the lower one for want of more, the upper one because it "
+        "takes too much. There is no rung between the two on this ladder."
     ),
     FindingKind.ERROR: (
         "A boot failed for another reason than memory, so the search stopped: such a failure says nothing about "
         "where the boundary is."
     ),
 }
+
+
+def _nothing(finding: Finding, where: str) -> str:
+    if finding.failed_at == finding.axis.ceiling != finding.axis.floor:
+        return (
+            f"Nothing on this ladder passes: even its highest rung, {where}, was booted and {_how(finding)}. The rungs "
+            "below it give less."
+        )
+    return (
+        f"Nothing on this ladder passes: its lowest rung, {where}, was booted and {_how(finding)}. The rungs above it "
+        "ask for more."
+    )
 
 
 def _band(finding: Finding, track: Track) -> str:

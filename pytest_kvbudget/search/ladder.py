@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -111,12 +112,14 @@ class Ladder:
     def next_batch(self, count: int) -> tuple[Ask, ...]:
         """The boots that are wanted now with ``count`` free device sets, those not yet told of first.
 
-        Only a search uses several sets: a proof's repetitions are asked for one by one.
+        Only a search uses several sets: a proof's repetitions are asked for one by one, and everything is once sets
+        were seen to differ.
 
         Raises:
             ValueError: see `next`.
         """
         pending = self._log.pending
+        count = count if self._log.home is None else min(count, 1)
         before = len(pending)
         while len(pending) < count and self._stopped() is None and not self._at_limit:
             room = count if self._max_boots is None else self._max_boots - self._log.boots
@@ -195,8 +198,7 @@ class Ladder:
         kind, reason = self.outcome()
         low = self._low(bracket)
         confirmed = [trial for ask, trial in log.told if ask.why == "confirm"]
-        passed = [rung.value for rung in rungs.values() if rung.passes and rung.value not in self._too_low]
-        value = axis.value(bracket.low) if bracket.low >= 0 and low is None else max(passed, default=None)
+        value = axis.value(bracket.low) if bracket.low >= 0 and low is None else None
         failed_at = axis.value(bracket.high) if bracket.high < len(axis) else None
         cause = None if failed_at is None else rungs[failed_at].trial.cause
         if low is not None and failed_at is None:
@@ -262,6 +264,8 @@ class Ladder:
 
     def _notes(self, kind: FindingKind, bracket: Bracket, rungs: dict[int, Rung]) -> tuple[str, ...]:
         axis, notes = self.axis, list(self._quantum()[1])
+        if self._log.home is not None:
+            notes.append(f"device sets differ; only boots on one with {self._log.home} count")
         if (
             kind is FindingKind.PROVEN
             and bracket.high < len(axis) - 1
@@ -300,16 +304,38 @@ class Ladder:
         rungs, axis = self._rungs(), self.axis
         if self._flips() is not None:
             return self._flaky_end()
-        pair = clash(rungs.values())
+        pair = clash(self._against(rungs))
         if pair is not None:
             again = next((rung for rung in pair if not rung.repeated), None)
             return None if again is None else self._ask(again.value, "repeat")
         bracket = bracket_of(axis, self.history)
+        doubted = [rung.value for rung in self._doubted(rungs) if rung.value > self._passed(bracket)]
+        if doubted:
+            # any of them may be the boundary: halve them, as rungs that were not booted
+            return self._ask(sorted(doubted)[len(doubted) // 2], "warm")
         if not bracket.closed:
             return None
         winner = rungs[axis.value(bracket.low)] if bracket.low >= 0 else None
         failed = rungs[axis.value(bracket.high)] if bracket.high < len(axis) else None
         return self._proof_gap(winner, failed) or self._neighbour(bracket)
+
+    def _passed(self, bracket: Bracket) -> int:
+        """The value at the bracket's lower end."""
+        return self.axis.value(bracket.low) if bracket.low >= 0 else 0
+
+    def _doubted(self, rungs: dict[int, Rung]) -> list[Rung]:
+        """Cold failures that prove nothing, once one of their kind passed with a warm cache, below those that do."""
+        if not any(rung.state is RungState.GOOD and len(rung.counted) < len(rung.trials) for rung in rungs.values()):
+            return []
+        rules = self._rules()
+        failed = [rung for rung in rungs.values() if rung.state is not RungState.GOOD]
+        settled = min((rung.value for rung in failed if rules.failure_settled(rung)), default=math.inf)
+        return [rung for rung in failed if rung.value < settled and not rules.failure_settled(rung)]
+
+    def _against(self, rungs: dict[int, Rung]) -> list[Rung]:
+        """The rungs that can contradict each other: not those that failed only because they were cold, maybe."""
+        doubted = {rung.value for rung in self._doubted(rungs)}
+        return [rung for rung in rungs.values() if rung.value not in doubted]
 
     def _proof_gap(self, winner: Rung | None, failed: Rung | None) -> Ask | None:
         rules = self._rules()
@@ -337,7 +363,7 @@ class Ladder:
         if self._noise is None:
             return None
         rungs = self._rungs().values()
-        pair = clash(rungs)
+        pair = clash(self._against(self._rungs()))
         if pair is not None and pair[0].state is RungState.MIXED:
             low, high = pair
             return f"{self._log.where(low.value)} passed and failed, and {self._show(high.value)} passed"
@@ -381,7 +407,8 @@ class Ladder:
 
     def _ask(self, value: int, why: Why, device_set: str | None = None) -> Ask:
         attempt = 1 + self._log.attempts(value)
-        return Ask(value=value, index=rung_of(self.axis, value), attempt=attempt, why=why, device_set=device_set)
+        there = device_set or self._log.home
+        return Ask(value=value, index=rung_of(self.axis, value), attempt=attempt, why=why, device_set=there)
 
     # -- how it ends
 
@@ -414,9 +441,11 @@ class Ladder:
         if above is not None:
             return FindingKind.NON_MONOTONE, above
         undecided, flips = self._log.undecided(exact=self._exact), self._flips()
+        if self._log.strays >= MOST_PAIRS:
+            return FindingKind.UNDECIDED, f"device sets differ, and no further boot on {self._log.home} was to be had"
         if flips is not None and (undecided is not None or self._flaky_end() is None):
             return FindingKind.FLAKY, flips
-        pair = None if flips is not None else clash(self._rungs().values())
+        pair = None if flips is not None else clash(self._against(self._rungs()))
         if pair is not None and (self._exact or all(rung.repeated for rung in pair)):
             low, high = pair
             again = "" if self._exact else ", each of them twice"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from pytest_kvbudget.search.rungs import COUNTED, Rung, rungs_of
+from pytest_kvbudget.search.rungs import COUNTED, Rung, apart, rungs_of
 from pytest_kvbudget.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class BootLog:
         self._name, self._show = name, show
         self.told: list[tuple[Ask, Trial]] = list(told)
         self.pending: list[Ask] = []
+        self.home: str | None = None
+        """Device set whose boots alone count, from when sets were seen to differ."""
 
     def tell(self, trial: Trial) -> None:
         """Take the outcome of a pending boot.
@@ -57,8 +59,14 @@ class BootLog:
             raise ValueError(
                 f"a short pool came with {trial.verdict}; expected UNKNOWN: it says nothing about the rung"
             )
-        self.told.append((ask, trial))
+        self._keep(ask, trial)
         self.pending.remove(ask)
+
+    @property
+    def strays(self) -> int:
+        """Boots that were asked for on the set that alone counts, and were made on another."""
+        wanted = (trial for ask, trial in self.told if self.home is not None and ask.device_set == self.home)
+        return sum(trial.verdict in COUNTED and not self._counts(trial) for trial in wanted)
 
     @property
     def known(self) -> int:
@@ -67,7 +75,14 @@ class BootLog:
 
     def know(self, ask: Ask, trial: Trial) -> None:
         """Take a boot that was there before the search."""
+        self._keep(ask, trial)
+
+    def _keep(self, ask: Ask, trial: Trial) -> None:
         self.told.append((ask, trial))
+        self.home = self.home or apart(rungs_of(told for _, told in self.told).values())
+
+    def _counts(self, trial: Trial) -> bool:
+        return self.home is None or trial.device_set in {None, self.home}
 
     def drop(self, value: int) -> None:
         """Forget a pending boot.
@@ -108,7 +123,8 @@ class BootLog:
 
     def trials(self, *, exact: bool) -> list[Trial]:
         """Boots with a verdict. Where boots are exact a confirmation is no part of the search; else it is one more."""
-        return [trial for ask, trial in self.told if trial.verdict in COUNTED and not (exact and ask.why == "confirm")]
+        told = ((ask, trial) for ask, trial in self.told if trial.verdict in COUNTED and self._counts(trial))
+        return [trial for ask, trial in told if not (exact and ask.why == "confirm")]
 
     def rungs(self, *, exact: bool) -> dict[int, Rung]:
         """The same by value, in the order of their first boots."""
@@ -119,8 +135,8 @@ class BootLog:
         return tuple(rung.trial for rung in self.rungs(exact=exact).values())
 
     def values(self) -> set[int]:
-        """Every value that was booted or is being booted."""
-        return {ask.value for ask, _ in self.told} | {ask.value for ask in self.pending}
+        """Every value that was booted, where it counts, or is being booted."""
+        return {ask.value for ask, trial in self.told if self._counts(trial)} | {ask.value for ask in self.pending}
 
     def unanswered(self) -> tuple[Ask, Why] | None:
         """The first UNKNOWN that was not asked again, and why to ask again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import stdev
+from statistics import linear_regression, stdev
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -51,15 +51,22 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         return cls(sigma_bytes=stdev(repeats), source="archive")
 
     def measured(self, trials: Sequence[Trial]) -> Noise:
-        """Replaced by what the ladder's own boots show, where it is only assumed and two boots state a common term."""
+        """Replaced by what the ladder's own boots show, where it is only assumed and two boots state a common term.
+
+        What differs between rungs may be a trend, which is no noise: three boots tell the two apart, of two a spread
+        beyond the assumption says nothing.
+        """
         if self.source != "assumed":
             return self
-        found = [values for values in _by_term(trials) if len(values) > 1]
+        found = _by_term(trials)
         if not found:
             return self
-        # terms vary on their own, so their variances add; of a few boots the whole spread is taken
-        parts = [max(values) - min(values) if len(values) < _FEW_BOOTS else stdev(values) for values in found]
-        return Noise(sigma_bytes=math.hypot(*parts), source="residuals")
+        # terms vary on their own, so their variances add
+        sigma = math.hypot(*map(_deviation, found))
+        trends = any(len(points) == _TWO_BOOTS and len(dict(points)) == _TWO_BOOTS for points in found)
+        if trends and sigma > self.sigma_bytes:
+            return self
+        return Noise(sigma_bytes=sigma, source="residuals")
 
     def said(self) -> str:
         """``sigma 12.00 MiB from repeated boots``."""
@@ -67,9 +74,33 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         return f"sigma {format_size(self.sigma_bytes)}, {origin[self.source]}"
 
 
-def _by_term(trials: Sequence[Trial]) -> list[list[float]]:
-    names = sorted({name for trial in trials for name in trial.terms})
-    return [[trial.terms[name] for trial in trials if name in trial.terms] for name in names]
+def _by_term(trials: Sequence[Trial]) -> list[list[tuple[int, float]]]:
+    """Values of each term that several boots state, with their places on the axis: of warm boots, else of cold ones.
+
+    What the two differ by is what being cold costs, and no noise.
+    """
+    for cold in (False, True):
+        alike = [trial for trial in trials if (trial.warm is False) is cold]
+        names = sorted({name for trial in alike for name in trial.terms})
+        told = [[(trial.value, trial.terms[name]) for trial in alike if name in trial.terms] for name in names]
+        several = [points for points in told if len(points) > 1]
+        if several:
+            return several
+    return []
+
+
+def _deviation(points: Sequence[tuple[int, float]]) -> float:
+    """One deviation of a term from its line over the axis: a model's tables, say, grow with the window.
+
+    Without two boots more than the line has parameters the whole spread is taken.
+    """
+    places, values = [float(place) for place, _ in points], [value for _, value in points]
+    if len(points) > _TWO_BOOTS and len(set(places)) > 1:
+        slope, base = linear_regression(places, values)
+        values = [value - slope * place - base for place, value in zip(places, values, strict=True)]
+    if len(points) < _FEW_BOOTS:
+        return max(values) - min(values)
+    return stdev(values)
 
 
 def steady_terms(ledger: BootLedger, axis: str) -> dict[str, float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from pytest_kvbudget.ledger.model import Cause, Lever
+from pytest_kvbudget.ledger.model import BootLedger, Cause, Lever
 from pytest_kvbudget.units import format_size
 from pytest_kvbudget.verdict import Phase
 
@@ -58,6 +59,38 @@ def rung_shape(base: Shape, axis: str, value: int, pool: PoolPolicy) -> Shape:
 def pool_short(ledger_tokens: int, windows: int, max_model_len: int) -> bool:
     """The pool that the engine printed, in tokens, does not hold ``windows`` windows of ``max_model_len`` tokens."""
     return ledger_tokens < windows * max_model_len
+
+
+def tokens_held(ledger: BootLedger, shape: Shape, *, block_tokens: int) -> int | None:
+    """Tokens that a pool which came out short holds at this geometry, at least; ``None`` where the boot does not tell.
+
+    Its own count where it got so far. Of a KV check that failed, the estimate, but only where it agrees with the need
+    and the pool: an engine's estimate is no truth. Else what the need says, less what its printed digits leave open
+    and the block that is never handed out.
+
+    Args:
+        ledger: of the boot.
+        shape: what was booted.
+        block_tokens: tokens of a KV block where the log does not say.
+    """
+    counted = ledger.get("kv_tokens")
+    if isinstance(counted, int) and counted > 0:
+        return counted
+    need, estimate, block = ledger.facts.get("kv_needed_bytes"), ledger.get("estimated_max_model_len"), block_tokens
+    window, pool = shape.max_model_len, shape.kv_cache_memory_bytes
+    if need is None or isinstance(need.value, str) or not window or not pool:
+        return None
+    printed = ledger.get("block_size")
+    if isinstance(printed, int):
+        block = max(block, printed)
+    needed = float(need.value)
+    least, most = (
+        window * pool / size if size > 0 else math.inf for size in (needed + need.precision, needed - need.precision)
+    )
+    if isinstance(estimate, int) and least - 2 * block <= estimate <= min(most, window - 1):
+        return estimate // block * block or None
+    held = int(least) - block
+    return held if held > 0 else None
 
 
 def measured_pool_bytes(

@@ -8,7 +8,6 @@ import msgspec
 
 from pytest_kvbudget.search import noise as noise_model
 from pytest_kvbudget.search.rungs import RungState
-from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
     from pytest_kvbudget.search.noise import Noise
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 ENOUGH_PASSES: Final = 3
 ENOUGH_FAILURES: Final = 2
-_PHASES: Final = tuple(Phase)
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,18 +44,17 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return self.noise.sigma_bytes == 0 or (failed is not None and noise_model.by_exact_limit(failed.trial))
 
     def failure_settled(self, rung: Rung) -> bool:
-        """A cold failure counts as a warm one: it came before the compile, or was short of more than being cold costs.
+        """A cold failure counts as a warm one: it was short of more than being cold costs.
 
-        One that was repeated with a warm cache is settled, whatever it was before, and one that failed twice too; one
-        that passed in a boot of which nobody knows whether it was warm is mixed, and stays so.
+        What failed before anything was compiled is not known to be cold: engines differ in what they compile before
+        they size the KV cache. A failure that was repeated with a warm cache is settled, whatever it was before, and
+        one that failed twice too; one that passed in a boot of which nobody knows whether it was warm is mixed, and
+        stays so.
         """
         if not rung.cold_only or self.cold_extra_bytes == 0 or len(rung.failures) >= ENOUGH_FAILURES or rung.passes:
             return True
         if noise_model.by_exact_limit(rung.trial):
             return True  # arithmetic on pinned numbers, which a cache does not move
-        cause = rung.trial.cause
-        if cause is not None and cause.phase is not Phase.UNKNOWN and _before_compile(cause.phase):
-            return True
         short = noise_model.deficit_bytes(rung.trial)
         return self.cold_extra_bytes is not None and short is not None and short > self.cold_extra_bytes
 
@@ -70,10 +67,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         short = noise_model.deficit_bytes(rung.trial)
         clear = short is not None and short > noise_model.PROOF_SIGMAS * self.noise.sigma_bytes
         return clear or self.noise.sigma_bytes == 0 or noise_model.by_exact_limit(rung.trial)
-
-
-def _before_compile(phase: Phase) -> bool:
-    return _PHASES.index(phase) < _PHASES.index(Phase.COMPILE)
 
 
 def other_set(winner: Rung, failed: Rung) -> str | None:

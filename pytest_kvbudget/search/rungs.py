@@ -101,6 +101,22 @@ def clash(rungs: Iterable[Rung]) -> tuple[Rung, Rung] | None:
     return failed, passed
 
 
+def apart(rungs: Iterable[Rung]) -> str | None:
+    """The device set of a pass that contradicts a failure on other sets: a boot is another boot on each of them.
+
+    ``None`` where nothing is contradicted, or where it is on one set, or on sets that nobody tells apart.
+    """
+    known = list(rungs)
+    pairs = [(rung, rung) for rung in known if rung.state is RungState.MIXED]
+    found = clash(known)
+    for failed, passed in pairs if found is None else [*pairs, found]:
+        there = {trial.device_set for trial in passed.passes}
+        elsewhere = {trial.device_set for trial in failed.failures}
+        if None not in there | elsewhere and there.isdisjoint(elsewhere):
+            return min(str(name) for name in there)
+    return None
+
+
 def flaky(rungs: Iterable[Rung], quantum: int) -> str | None:
     """Why no single boundary can be told, ``None`` where it can."""
     mixed = sorted(rung.value for rung in rungs if rung.state is RungState.MIXED)

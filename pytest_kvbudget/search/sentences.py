@@ -49,8 +49,9 @@ def too_low(axis: Axis, low: Trial) -> str:
 
 def _end(finding: Finding) -> str:
     """The end of the axis that was booted and failed: the floor, or the ceiling where even that is too little."""
-    ceiling = finding.failed_at == finding.axis.ceiling and finding.failed_at != finding.axis.floor
-    return f"{finding.axis.name} {_shown(finding, finding.failed_at)}, {'even the ceiling' if ceiling else 'the floor'}, "
+    axis = finding.axis
+    which = "even the ceiling" if finding.failed_at == axis.ceiling != axis.floor else "the floor"
+    return f"{axis.name} {_shown(finding, finding.failed_at)}, {which}, "
 
 
 def _shown(finding: Finding, value: int | None) -> str:

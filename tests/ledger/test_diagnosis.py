@@ -275,6 +275,11 @@ def test_thousands_of_outlived_exceptions_do_not_hide_the_death() -> None:
     [
         ("expert cache space holds 2,041 slots; the resident layers need at least 4,449", Verdict.FAIL, "helps"),
         (
+            "host-backed experts of all ranks take 41.24 GiB of host memory; usable are 41.20 GiB",
+            Verdict.FAIL,
+            "helps",
+        ),
+        (
             "SomeArch has no get_kv_cache_layers_from_config; the v2 plan sizes KV from the model's config-time specs "
             "and does not guess",
             Verdict.ERROR,
@@ -282,10 +287,13 @@ def test_thousands_of_outlived_exceptions_do_not_hide_the_death() -> None:
         ),
     ],
 )
-def test_a_plan_that_lacks_slots_is_a_matter_of_memory_and_one_without_specs_is_not(
+def test_a_plan_that_lacks_room_is_a_matter_of_memory_and_one_without_specs_is_not(
     said: str, verdict: Verdict, window: str
 ) -> None:
-    """Slots are what the budget leaves after the reserve of one window (RDNA4 budget document, section 1)."""
+    """Slots are what the budget leaves after the reserve of one window (RDNA4 budget document, section 1).
+
+    Experts that get no slot stay on the host.
+    """
     cause = read(
         "(APIServer pid=3) INFO 09-30 10:00:00 [a.py:1] vLLM API server version 0.23.0",
         f"(APIServer pid=3) ExpertPlanError: {said}",

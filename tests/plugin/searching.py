@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pytest_kvbudget.config import load
 from pytest_kvbudget.mock.probability import pass_probability
@@ -66,14 +66,29 @@ def target_shape(project: Project) -> Shape:
 
 
 def chances(
-    project: Project, name: str, values: Iterable[float], *, request_tokens: int = 0, base: Shape | None = None
+    project: Project,
+    name: str,
+    values: Iterable[float],
+    *,
+    base: Shape | None = None,
+    request_tokens: int = 0,
+    cards: Sequence[int] | None = None,
 ) -> dict[float, float]:
-    """The chance to pass of every value of an axis or knob, by the device of the project's configuration."""
+    """The chance to pass of every value of an axis or knob, by the device of the project's configuration.
+
+    Args:
+        project: its configuration counts.
+        name: of the axis or knob.
+        values: as the shape's field takes them.
+        base: everything else of the shape; default: the target's.
+        request_tokens: prompt and answer of a request that has to be lived through.
+        cards: devices by rank; default: the first ones.
+    """
     loaded = load(project.path / "kvbudget.toml").pick(None)
     shape, device = base or loaded.target.shape, loaded.target.mock or MockDevice()
     return {
         value: pass_probability(
-            device, turn(shape, name, value), loaded.environment, request_tokens=request_tokens or 0
+            device, turn(shape, name, value), loaded.environment, request_tokens=request_tokens, cards=cards
         )
         for value in values
     }

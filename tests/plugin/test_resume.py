@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -81,17 +80,11 @@ def settled(project: Project) -> list[AttemptRecord]:
 
 def run_until_killed(project: Project, moment: str, *arguments: str) -> bool:
     """Run pytest that kills itself at a moment; whether it was over before."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--kvbudget-resume", *arguments],
-        cwd=project.path,
-        env={**os.environ, "STOP_AT": moment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode in {0, -signal.SIGKILL}
-    return done.returncode == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOP_AT", moment)
+        result = project.run("--kvbudget-resume", *arguments)
+    assert result.ret in {pytest.ExitCode.OK, -signal.SIGKILL}
+    return result.ret == pytest.ExitCode.OK
 
 
 def kill_at_every_step(project: Project, moment: str, *arguments: str) -> int:
@@ -99,9 +92,7 @@ def kill_at_every_step(project: Project, moment: str, *arguments: str) -> int:
     kills = 0
     while not run_until_killed(project, moment, *arguments):
         kills += 1
-        # a killed run has finished at least one boot more than the one before
-        assert len(settled(project)) >= kills * (moment != "body:1")
-        assert kills <= 20
+        assert len(settled(project)) >= kills, "a killed run has finished a boot more than the one before"
     return kills
 
 
@@ -121,7 +112,8 @@ def test_a_ladder_that_is_killed_at_every_step_finds_the_same_and_boots_nothing_
     (undisturbed,) = project.findings()
     boots = len(list((project.path / "undisturbed").rglob("attempt.json")))
 
-    assert kill_at_every_step(project, moment, *how) >= 2
+    # a body runs only where an engine serves
+    assert kill_at_every_step(project, moment, *how) >= (1 if moment == "body:2" else 2)
 
     found = [record for record in project.findings() if record.run.run != undisturbed.run.run]
     finding = found[-1].finding
@@ -167,11 +159,10 @@ def test_what_was_reused_is_said_with_its_run(project: Project, how: tuple[str, 
     result.assert_outcomes(passed=1)
     for record in (first, second):
         label, run = f"max_model_len={record.shape.max_model_len}", record.run.run
-        result.stdout.fnmatch_lines(
-            [
-                f"test_it.py::test_window[[]{label}[]] {record.verdict} *, not booted: taken over from run {run}, simulated)"
-            ]
+        row = (
+            f"test_it.py::test_window[[]{label}[]] {record.verdict} *not booted: taken over from run {run}, simulated)"
         )
+        result.stdout.fnmatch_lines([row])
         (case,) = [case for name, case in project.junit().items() if label in name]
         reused = {entry.get("name"): entry.get("value") for entry in case.iter("property")}
         assert reused["kvbudget.reused"] == run
@@ -228,22 +219,21 @@ def toml(project: Project, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-CHANGES: dict[str, Callable[[Project], None]] = {
+SURVIVE = "@pytest.mark.knife_edge(hold=4, max_tokens=8)"
+CHANGES: dict[str, Callable[[Project], object]] = {
     "variable of the target": lambda project: toml(project, 'EXTRA = "1"', 'EXTRA = "2"'),
     "simulated physics": lambda project: toml(project, "kv_bytes_per_token = 1024", "kv_bytes_per_token = 1025"),
     "shape": lambda project: toml(project, 'model = "simulated"', 'model = "simulated"\nmax_num_seqs = 8'),
     "engine": lambda project: engine(project, 2),
-    "body": lambda project: None if project.tests(LADDER.replace("...", "assert kv_engine.alive")) else None,
-    "mark": lambda project: (
-        None if project.tests(LADDER.replace("def ", "@pytest.mark.knife_edge(hold=4, max_tokens=8)\ndef ")) else None
-    ),
+    "body": lambda project: project.tests(LADDER.replace("...", "assert kv_engine.alive")),
+    "mark": lambda project: project.tests(LADDER.replace("def ", f"{SURVIVE}\ndef ")),
     "variable of this process": lambda project: os.environ.update(VLLM_CHANGED="1"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_boot_of_something_else_is_booted_again(
-    project: Project, monkeypatch: pytest.MonkeyPatch, change: Callable[[Project], None]
+    project: Project, monkeypatch: pytest.MonkeyPatch, change: Callable[[Project], object]
 ) -> None:
     monkeypatch.delenv("VLLM_CHANGED", raising=False)
     project.configure()

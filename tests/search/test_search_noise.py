@@ -269,11 +269,13 @@ def test_a_cold_failure_is_booted_again_warm_and_the_warm_verdict_counts() -> No
         (CAPTURE, None, 100.0 * MIB, True),
         (CAPTURE, 150.0 * MIB, None, True),
         (CAPTURE, 50.0 * MIB, 0.0, False),
-        (KV, 50.0 * MIB, 100.0 * MIB, False),
+        # vLLM compiles before it sizes the KV cache, Neuron after: there such a boot is not known to be cold
+        (KV, 50.0 * MIB, 100.0 * MIB, True),
+        (KV, 150.0 * MIB, 100.0 * MIB, False),
     ],
 )
 def test_which_cold_failures_prove(cause: Cause, deficit: float | None, extra: float | None, again: bool) -> None:
-    """A deficit beyond what being cold costs, or a phase before the compile."""
+    """A deficit beyond what being cold costs."""
 
     def device(ask: Ask) -> Trial:
         good = ask.value <= 69_632

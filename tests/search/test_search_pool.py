@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_kvbudget.ledger.model import BootLedger, Evidence, Value
 from pytest_kvbudget.search.pool import (
     kv_windows_short,
     measured_pool_bytes,
     pool_short,
     rung_shape,
     scaled_pool_bytes,
+    tokens_held,
 )
 from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.units import GIB
 from pytest_kvbudget.verdict import Phase
 
 DEPLOYED = Shape(max_model_len=200_704, max_num_seqs=3, kv_cache_dtype="fp8", kv_cache_memory_bytes=3_166_500_000)
@@ -124,3 +127,56 @@ def test_without_a_pin_it_is_utilization_that_moves_the_pool() -> None:
     cause = kv_windows_short(150_745, 1, 160_000)
     assert "1 window of 160,000" in cause.sentence
     assert cause.levers[0].name == "gpu_memory_utilization"
+
+
+def short_boot(window: int, rate: int, block: int, blocks: int, estimate: int | None) -> tuple[BootLedger, Shape]:
+    """A KV check that failed: the need in hundredths of a GiB, and whatever the engine estimates."""
+    needed = -(-window // block) * block * rate
+    shown = {"kv_needed_bytes": (int(round(needed / GIB, 2) * GIB), 0.005 * GIB)}
+    if estimate is not None:
+        shown["estimated_max_model_len"] = (estimate, 0.0)
+    facts = {
+        name: Value(value=value, unit="bytes", evidence=Evidence(1, name), precision=precision)
+        for name, (value, precision) in shown.items()
+    }
+    return BootLedger(family="rdna4", facts=facts), Shape(
+        max_model_len=window, kv_cache_memory_bytes=blocks * block * rate
+    )
+
+
+@settings(deadline=None)
+@given(
+    window=st.integers(4_096, 300_000),
+    rate=st.integers(4_000, 200_000),
+    block=st.sampled_from((16, 32, 64, 128)),
+    lie=st.one_of(st.none(), st.integers(-(10**15), 10**15)),
+)
+def test_a_short_pool_holds_its_window_at_the_second_boot_whatever_is_estimated(
+    window: int, rate: int, block: int, lie: int | None
+) -> None:
+    blocks = -(-window // block)
+    # as many blocks as the window needs, of which one is never handed out
+    ledger, shape = short_boot(window, rate, block, blocks, lie)
+    held = tokens_held(ledger, shape, block_tokens=128)
+    if held is None:
+        # digits of the need as large as the need itself: nothing is known
+        assert window * rate < 0.04 * GIB or window <= 2 * 128
+        return
+    again = measured_pool_bytes(blocks * block * rate, held, 1, window, block_tokens=128)
+    assert again // (block * rate) >= blocks + 1
+
+
+def test_an_estimate_that_agrees_with_the_need_is_finer_than_it() -> None:
+    ledger, shape = short_boot(58_560, 9_000, 64, 915, 58_496)
+    assert tokens_held(ledger, shape, block_tokens=128) == 58_496
+    ledger, shape = short_boot(58_560, 9_000, 64, 915, 58_496_000)
+    held = tokens_held(ledger, shape, block_tokens=128)
+    assert held is not None
+    assert 57_000 < held < 58_560
+
+
+def test_a_count_is_the_truth() -> None:
+    facts = {"kv_tokens": Value(value=20_480, unit="tokens", evidence=Evidence(1, "kv_tokens"))}
+    ledger = BootLedger(family="rdna4", facts=facts)
+    assert tokens_held(ledger, Shape(max_model_len=10_272), block_tokens=128) == 20_480
+    assert tokens_held(BootLedger(family="rdna4", facts={}), DEPLOYED, block_tokens=128) is None

@@ -15,7 +15,7 @@ from pytest_kvbudget.mock.physics import Physics
 from pytest_kvbudget.mock.probability import command_of, pass_probability
 from pytest_kvbudget.mock.rehearsal import Rehearsal, rehearse
 from pytest_kvbudget.mock.spec import MockDevice
-from pytest_kvbudget.search.model import Axis, Finding
+from pytest_kvbudget.search.model import Finding
 from pytest_kvbudget.search.pool import rung_shape
 from pytest_kvbudget.search.turn import turn
 from pytest_kvbudget.shape import Shape
@@ -167,4 +167,3 @@ def _untrue(finding: Finding, rungs: dict[int, float]) -> str | None:
     if finding.failed_at != after or after is None:
         return f"{finding.value} is proven by {finding.failed_at}, which is not the next rung, {after}"
     return None if rungs[after] < 1 else f"{after} is said to fail and always passes"
-

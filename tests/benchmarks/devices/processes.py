@@ -28,9 +28,7 @@ _QUICK: Final = PhaseSeconds(linger=0.0)
 def in_processes(loaded: LoadedTarget, booted: Booted) -> AttemptRecord:
     """Boot the same request on a device tree of its own, on which as many boots were made before."""
     with tempfile.TemporaryDirectory(prefix="kvb") as name, patch.dict(os.environ, KVBUDGET_LEASE_DIR=f"{name}/leases"):
-        spec = msgspec.structs.replace(
-            loaded.target.mock or MockDevice(), sysfs=f"{name}/tree", seconds=_QUICK
-        )
+        spec = msgspec.structs.replace(loaded.target.mock or MockDevice(), sysfs=f"{name}/tree", seconds=_QUICK)
         target = msgspec.structs.replace(loaded.target, mock=spec, limits=_LIMITS)
         attempts = Path(name, "tree", "mock", "attempts")
         attempts.parent.mkdir(parents=True)
@@ -45,7 +43,7 @@ def in_processes(loaded: LoadedTarget, booted: Booted) -> AttemptRecord:
 
 
 def difference(rehearsed: AttemptRecord, real: AttemptRecord) -> str | None:
-    """What processes did otherwise than the rehearsal, in words; ``None`` where verdict, cause and hint are the same."""
+    """What processes did otherwise than the rehearsal; ``None`` where verdict, cause and hint are the same."""
     if _told(rehearsed) == _told(real):
         return None
     return f"{real.rung}: rehearsed {_told(rehearsed)}, as processes {_told(real)} ({real.message})"

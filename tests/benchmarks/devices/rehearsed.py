@@ -21,7 +21,7 @@ from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.engine.backends.mock import MockBackend
 from pytest_kvbudget.engine.watch import Outcome
 from pytest_kvbudget.hinting import READY, hint_of
-from pytest_kvbudget.judging import Judgement, judge_capacity, judge_end, with_contract_floor
+from pytest_kvbudget.judging import judge_capacity, judge_end, with_contract_floor, with_idle_evidence
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.mock.arguments import parse
 from pytest_kvbudget.mock.conditions import Conditions, boot_noise, shape_key
@@ -118,14 +118,14 @@ class Bench:
         reader = LedgerReader(self._backend.grammar, simulated=True, patterns=self.loaded.patterns)
         reader.feed(boot.log.encode())
         reader.close()
-        ledger, readings = reader.ledger(), ()
-        judged: Judgement
+        ledger = reader.ledger()
+        readings: tuple[MemoryReading, ...] = ()
         if boot.passed:
             judged = judge_capacity(ledger, request.shape, request.windows, ready_s=0.0)
             readings = (MemoryReading(moment=READY, devices=self._devices(boot)),)
         else:
             ended = judge_end(Outcome(kind="dead", at=0.0, status=1), ledger)
-            judged = with_contract_floor(ended, ledger, request.shape)
+            judged = with_contract_floor(with_idle_evidence(ended, ledger, self._idle()), ledger, request.shape)
         verdict, cause, message = judged
         short = request.pool == "scaled" and cause is not None and cause.failure_class in POOL_SHORT
         return AttemptRecord(
@@ -144,6 +144,18 @@ class Bench:
             warm=warm_of(ledger),
             pool_short=short,
             memory=readings,
+        )
+
+    def _idle(self) -> tuple[DeviceMemory, ...]:
+        spec = self.spec
+        return tuple(
+            DeviceMemory(
+                device=str(card),
+                total_bytes=spec.device_total,
+                used_bytes=spec.idle_bytes + card * spec.device_skew,
+                source="rehearsal",
+            )
+            for card in range(spec.ranks)
         )
 
     def _devices(self, boot: Rehearsal) -> tuple[DeviceMemory, ...]:

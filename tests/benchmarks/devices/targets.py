@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -25,6 +25,8 @@ from tests.benchmarks.devices.families import ABOVE_CEILING, CEILING, FLOOR, LIE
 QUANTUM: Final = 4096
 LIES: Final = ("absent", "proportional", "factor", "huge", "negative", "alternating")
 TWO_RANKS: Final = 0.1
+_PLATFORMS: Final[tuple[Literal["trn2", "trn3"], ...]] = ("trn2", "trn3")
+_EXPERT_UTIL: Final = 0.98
 LADDER: Final = LadderSpec(axis="max_model_len", start=CEILING, floor=FLOOR, quantum=QUANTUM)
 
 
@@ -178,8 +180,38 @@ def cpu(dice: random.Random, end: float) -> Made:
 def offload(dice: random.Random, end: float) -> Made:
     """Expert slots fill what the plan leaves: a pinned pool that is scaled or stays, or one capped at the reserve."""
     kind = dice.choice(("scaled", "scaled", "scaled", "capped", "pinned"))
-    rate, windows = int(dice.uniform(6e3, 20e3)), dice.choice((1, 2, 2, 3, 3, 4)) if kind == "scaled" else 1
-    registry = int(rate * dice.uniform(*(1.0, 1.2) if kind == "capped" else (0.8, 1.2)) * (0.6 if kind == "scaled" and windows == 1 else 1))
+    windows = dice.choice((1, 2, 2, 3, 3, 4)) if kind == "scaled" else 1
+    spec, arena = _expert_card(dice, capped=kind == "capped", single=kind == "scaled" and windows == 1)
+    shape = Shape(model="simulated", gpu_memory_utilization=_EXPERT_UTIL, max_num_seqs=windows)
+    ladder = replace(LADDER, windows=windows)
+    rate, block = spec.kv_bytes_per_token, spec.block_size
+
+    def planned(overhead: int) -> MockDevice:
+        return replace(spec, arena=replace(arena, overhead_planned=overhead))
+
+    if kind == "capped":
+        # the reserve of a window is taken from the slots, of which there are too few in the end
+        return planned(largest(spec.device_total, lambda size: _boots(planned(size), shape, end))), shape, ladder
+    if kind == "pinned":
+        shape = shape.merged(kv_cache_memory_bytes=int(rate * (end + block)) + 1)
+        at_end, tried = shape, float(FLOOR)
+    else:
+        # what somebody booted: a window that surely serves, with a pool that holds it and a little more
+        window = dice.randrange(FLOOR, max(FLOOR + 1, int(min(end, CEILING))), QUANTUM)
+        pool = int(rate * windows * window * dice.uniform(1.0, 1.01)) + 2 * block * rate
+        shape = shape.merged(max_model_len=window, kv_cache_memory_bytes=pool)
+        ladder = replace(ladder, pool="scaled")
+        at_end, tried = shape.merged(kv_cache_memory_bytes=int(pool * end / window)), end
+    # what the plan keeps for overhead and graphs beyond the real ones is what the pool can take
+    most = largest(spec.device_total, lambda size: not _refused(planned(size), at_end, tried))
+    free = largest(most, lambda less: _boots(planned(most - less), at_end, tried))
+    return planned(most - free), shape, ladder
+
+
+def _expert_card(dice: random.Random, *, capped: bool, single: bool) -> tuple[MockDevice, Arena]:
+    """A card with an arena on which everything fits; ``single``: a pool of one window takes more than the plan has."""
+    rate = int(dice.uniform(6e3, 20e3))
+    registry = int(rate * (dice.uniform(1.0, 1.2) if capped else dice.uniform(0.8, 1.2)) * (0.6 if single else 1))
     arena = Arena(
         slot_bytes=int(dice.uniform(1.2, 2.4) * MIB),
         slots_min=dice.choice((800, 1584)),
@@ -188,12 +220,12 @@ def offload(dice: random.Random, end: float) -> Made:
         overhead_real=int(dice.uniform(2, 3) * GIB),
     )
     weights = int(dice.uniform(4, 8) * GIB)
-    total = int(dice.uniform(1.5, 3) * (weights + 8 * GIB + arena.slots_min * arena.slot_bytes + registry * CEILING * 2))
-    util = dice.choice((0.95, 0.98))
+    least = weights + 8 * GIB + arena.slots_min * arena.slot_bytes + 2 * registry * CEILING
+    total = int(dice.uniform(1.5, 3) * least)
     spec = MockDevice(
         dialect="rdna4",
         device_total=total,
-        free_at_start=int(total * (util + dice.uniform(0.3, 1) * (1 - util))),
+        free_at_start=int(total * (_EXPERT_UTIL + dice.uniform(0.3, 1) * (1 - _EXPERT_UTIL))),
         weights=weights,
         activation_base=256 * MIB,
         activation_per_batched_token=0,
@@ -205,32 +237,7 @@ def offload(dice: random.Random, end: float) -> Made:
         arena=arena,
         native_max_model_len=2 * CEILING,
     )
-    shape = Shape(model="simulated", gpu_memory_utilization=util, max_num_seqs=windows)
-    ladder = replace(LADDER, windows=windows)
-    if kind == "scaled":
-        # what somebody booted: a window that surely serves, with a pool that holds it and a little more
-        window = dice.randrange(FLOOR, max(FLOOR + 1, int(min(end, CEILING))), QUANTUM)
-        pool = int(rate * windows * window * dice.uniform(1.0, 1.01)) + 2 * spec.block_size * rate
-        shape = shape.merged(max_model_len=window, kv_cache_memory_bytes=pool)
-        ladder = replace(ladder, pool="scaled")
-        at_end = shape.merged(kv_cache_memory_bytes=int(pool * end / window))
-    elif kind == "pinned":
-        pool = int(rate * (end + spec.block_size)) + 1
-        at_end = shape = shape.merged(kv_cache_memory_bytes=pool)
-        end = FLOOR
-    else:
-        at_end = shape
-
-    def planned(overhead: int) -> MockDevice:
-        return replace(spec, arena=replace(arena, overhead_planned=overhead))
-
-    if kind == "capped":
-        # the reserve of a window is taken from the slots, of which there are too few in the end
-        return planned(largest(total, lambda overhead: _boots(planned(overhead), at_end, end))), shape, ladder
-    # what the plan keeps for overhead and graphs beyond the real ones is what the pool can take
-    most = largest(total, lambda overhead: not _refused(planned(overhead), at_end, end))
-    free = largest(most, lambda less: _boots(planned(most - less), at_end, end))
-    return planned(most - free), shape, ladder
+    return spec, arena
 
 
 def _refused(spec: MockDevice, shape: Shape, end: float) -> bool:
@@ -240,7 +247,7 @@ def _refused(spec: MockDevice, shape: Shape, end: float) -> bool:
 
 def neuron(dice: random.Random, end: float) -> Made:
     """A window that meets the KV check, the compiler's limit or the runtime's first, in either budget mode."""
-    platform, binding = dice.choice(("trn2", "trn3")), dice.choice(("kv", "kv", "kv", "compile", "compile", "load"))
+    platform, binding = dice.choice(_PLATFORMS), dice.choice(("kv", "kv", "kv", "compile", "compile", "load"))
     stack = STACK_BYTES[platform]
     kv = int(dice.uniform(0.08, 0.3) * stack)
     tokens = end * (1.0 if binding == "kv" else dice.uniform(1.1, 2.5))
