@@ -12,7 +12,7 @@ from pytest_kvbudget.records import AttemptRecord, FindingRecord
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.ladder import Ladder
 from pytest_kvbudget.search.model import Axis, Finding, Trial
-from pytest_kvbudget.search.pool import measured_pool_bytes, rung_shape, tokens_held
+from pytest_kvbudget.search.pool import next_pool_bytes, rung_shape
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import STRATEGIES
 from pytest_kvbudget.search.turn import turn
@@ -95,16 +95,9 @@ class Climb(Question):
         short = self._short.get(value)
         if short is None or short.ledger is None or short.shape.kv_cache_memory_bytes is None:
             return shape
-        tokens = tokens_held(short.ledger, short.shape, block_tokens=LARGEST_DEFAULT_BLOCK_TOKENS)
-        if tokens is None:
+        size = next_pool_bytes(short.ledger, short.shape, self.spec.windows, block_tokens=LARGEST_DEFAULT_BLOCK_TOKENS)
+        if size is None:
             return shape  # no rate to be had: the same pool once more
-        size = measured_pool_bytes(
-            short.shape.kv_cache_memory_bytes,
-            tokens,
-            self.spec.windows,
-            shape.max_model_len or 0,
-            block_tokens=LARGEST_DEFAULT_BLOCK_TOKENS,
-        )
         return shape.merged(kv_cache_memory_bytes=size)
 
     def seen(self, trial: Trial, record: AttemptRecord) -> Trial:

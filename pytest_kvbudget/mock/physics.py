@@ -128,8 +128,9 @@ class Physics:
 
     @property
     def boot_bytes(self) -> int:
-        """What this boot takes more than its shape does."""
-        return self.conditions.noise_bytes + (self.spec.cold_extra if self.cold else 0)
+        """What this boot takes more than its shape does; an eager engine compiles nothing, and is never cold."""
+        cold = self.cold and (self.neuron or not self.arguments.enforce_eager)
+        return self.conditions.noise_bytes + (self.spec.cold_extra if cold else 0)
 
     @property
     def activation_bytes(self) -> int:

@@ -70,6 +70,8 @@ class Part:
     """Why the test body expects the test to fail."""
     broken: str | None = None
     """Why there was no boot to judge."""
+    not_resumed: str | None = None
+    """Why earlier boots that were asked for do not count."""
     left: list[str] = field(default_factory=list)
     """Where the winner serves and how to end it."""
 
@@ -161,6 +163,8 @@ class FindingItem(pytest.Item):
             return []
         record = read_finding(part.finding_path)
         lines = [f"{self.nodeid}:", *finding_lines(record, [rung.record for rung in part.rungs])]
+        if part.not_resumed is not None:
+            lines.append(f"nothing was taken over: {part.not_resumed}")
         lines.append(f"record: {part.finding_path}")
         if part.page is not None:
             lines.append(f"page:   {part.page}")

@@ -21,8 +21,8 @@ from pytest_kvbudget.plugin.rungs import RungEnd, RungRunner
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.pool import PoolError
 from pytest_kvbudget.question import Question, RungPlan
-from pytest_kvbudget.verdict import Verdict
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.verdict import Verdict
 
 
 class Ladders:
@@ -129,6 +129,7 @@ class LadderRun:
     def _answer(self, quest: Quest, question: Question, part: Part) -> None:
         for known, path, record in quest.known(question):
             self._taken(question, part, known, path, record, known=True)
+        part.not_resumed = None if part.rungs else quest.unlike()
         while part.goes_on and not self._item.session.shouldstop:
             running = len(self._running)
             limit = quest.limit(part.longest_s)

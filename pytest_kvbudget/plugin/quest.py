@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
@@ -55,6 +56,7 @@ class Quest:
         self._booted: list[Attempt] = []
         self._minutes: lessons.Minutes | None = None
         self._told: str = "nothing"
+        self._like: BootIdentity | None = None
         self._most = self._sets()
 
     # -- questions
@@ -126,7 +128,7 @@ class Quest:
 
     def _known(self, base: Shape, asked: str | None, ladder: LadderSpec | None) -> Known:
         session = self._session
-        like = session.identity(base, asked)
+        like = self._like = session.identity(base, asked)
         self._minutes = None if like is None else lessons.minutes(session.history, like)
         prior = None if ladder is None else self._prior(ladder, base, like)
         self._told = "nothing" if prior is None else prior.source
@@ -176,6 +178,20 @@ class Quest:
         if self.only is not None or (settings.leave_serving and plan.why == "confirm"):
             return None  # what is to be left serving has to be booted
         return self._session.resume(plan.shape, question.request(plan, plan.shape).asked or None)
+
+    def unlike(self) -> str | None:
+        """Why the newest finished boot of this test in an earlier run stands for none of this one, in words.
+
+        ``None`` where nothing speaks against it but its shape, or where earlier boots are not asked for.
+        """
+        test, like = self._item.nodeid, self._like
+        finished = [booted.record for booted in self._session.earlier_boots if booted.record.test == test]
+        earlier = next((record.identity for record in reversed(finished) if record.settled), None)
+        if self.only is not None or like is None or earlier is None:
+            return None
+        reasons = [words for part, words in _PARTS.items() if getattr(earlier, part) != getattr(like, part)]
+        reasons += [f"{words} cannot be told" for part, words in _UNTOLD.items() if getattr(like, part) is None]
+        return None if not reasons else f"earlier boots of this test are others: {', '.join(reasons)}"
 
     def keep(self, attempts: list[Attempt]) -> None:
         """Boots of a ladder that is over: a later one does not repeat them."""
@@ -236,8 +252,9 @@ class Quest:
             typical = expected.mean * (self._minutes.passing + self._minutes.failing) / 2
             most, passing, failing = expected.at_most * longest, self._minutes.passing, self._minutes.failing
             yield (
-                f"about {duration(60 * typical)}, at most {duration(60 * most)}, by {self._minutes.boots} earlier boots "
-                f"of this target ({duration(60 * passing)} where it passed, {duration(60 * failing)} where it failed)"
+                f"about {duration(60 * typical)}, at most {duration(60 * most)}, by {self._minutes.boots} earlier "
+                f"boots of this target ({duration(60 * passing)} where it passed, {duration(60 * failing)} where it "
+                "failed)"
             )
         else:
             yield "minutes: no boot of this target is in the archive"
@@ -250,6 +267,18 @@ def _same(attempt: Attempt, request: BootRequest) -> bool:
     return equal and attempt.record.verdict in COUNTED
 
 
+_PARTS: Final = {
+    "schema_version": "records of another layout",
+    "plugin_version": "another release of pytest-kvbudget",
+    "host": "another host",
+    "devices": "other devices",
+    "driver": "another driver",
+    "engine": "another build of the engine",
+    "image": "another image",
+    "target": "another configuration or environment",
+    "asked": "the test asks something else (marks, body, fixtures)",
+}
+_UNTOLD: Final = {"driver": "the driver", "engine": "the engine's build", "asked": "what the test asks"}
 _TOLD = {
     "nothing": "nothing is known beforehand",
     "plan": "the plan says where to begin",

@@ -137,8 +137,11 @@ class Ladder:
     def moot(self) -> tuple[int, ...]:
         """Rungs under way that the verdicts so far have answered: calling their boots off (`drop`) loses nothing.
 
-        Only boots of the search: a proof's repetitions are wanted for what they are.
+        Only boots of the search: a proof's repetitions are wanted for what they are. All of them where the search is
+        over.
         """
+        if self._stopped() is not None:
+            return tuple(ask.value for ask in self._log.pending)
         bracket, axis = bracket_of(self.axis, self.history), self.axis
         between = range(bracket.low + 1, bracket.high)
         pending = ((ask.value, ask.why) for ask in self._log.pending)

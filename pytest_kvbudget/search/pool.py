@@ -61,35 +61,45 @@ def pool_short(ledger_tokens: int, windows: int, max_model_len: int) -> bool:
     return ledger_tokens < windows * max_model_len
 
 
+def next_pool_bytes(ledger: BootLedger, shape: Shape, windows: int, *, block_tokens: int) -> int | None:
+    """The pool for the next boot of a rung whose scaled pool was short; ``None`` where the boot tells no rate.
+
+    Args:
+        ledger: of the boot.
+        shape: what was booted.
+        windows: full windows that the pool must hold.
+        block_tokens: tokens of a KV block, at most, where the log does not say more.
+    """
+    printed = ledger.get("block_size")
+    block = block_tokens
+    if ledger.get("kv_tokens") is None and isinstance(printed, int):
+        # a count is in proportion to the pool; what is known of a check that failed is so in whole blocks only
+        block = max(block, printed)
+    held = tokens_held(ledger, shape, block_tokens=block)
+    if held is None or shape.max_model_len is None or shape.kv_cache_memory_bytes is None:
+        return None
+    return measured_pool_bytes(shape.kv_cache_memory_bytes, held, windows, shape.max_model_len, block_tokens=block)
+
+
 def tokens_held(ledger: BootLedger, shape: Shape, *, block_tokens: int) -> int | None:
     """Tokens that a pool which came out short holds at this geometry, at least; ``None`` where the boot does not tell.
 
     Its own count where it got so far. Of a KV check that failed, the estimate, but only where it agrees with the need
     and the pool: an engine's estimate is no truth. Else what the need says, less what its printed digits leave open
     and the block that is never handed out.
-
-    Args:
-        ledger: of the boot.
-        shape: what was booted.
-        block_tokens: tokens of a KV block where the log does not say.
     """
     counted = ledger.get("kv_tokens")
     if isinstance(counted, int) and counted > 0:
         return counted
-    need, estimate, block = ledger.facts.get("kv_needed_bytes"), ledger.get("estimated_max_model_len"), block_tokens
+    need, estimate = ledger.facts.get("kv_needed_bytes"), ledger.get("estimated_max_model_len")
     window, pool = shape.max_model_len, shape.kv_cache_memory_bytes
     if need is None or isinstance(need.value, str) or not window or not pool:
         return None
-    printed = ledger.get("block_size")
-    if isinstance(printed, int):
-        block = max(block, printed)
-    needed = float(need.value)
-    least, most = (
-        window * pool / size if size > 0 else math.inf for size in (needed + need.precision, needed - need.precision)
-    )
-    if isinstance(estimate, int) and least - 2 * block <= estimate <= min(most, window - 1):
-        return estimate // block * block or None
-    held = int(least) - block
+    sizes = (float(need.value) + need.precision, float(need.value) - need.precision)
+    least, most = (window * pool / size if size > 0 else math.inf for size in sizes)
+    if isinstance(estimate, int) and least - 2 * block_tokens <= estimate <= min(most, window - 1):
+        return estimate // block_tokens * block_tokens or None
+    held = int(least) - block_tokens
     return held if held > 0 else None
 
 

@@ -24,8 +24,9 @@ from pytest_kvbudget.question import Known
 from pytest_kvbudget.search.model import Prior
 from pytest_kvbudget.specs import AXES, check_spec
 from tests.benchmarks.devices.exhaustive import Truth, disagreement, truth
+from tests.benchmarks.devices.odd import odd
 from tests.benchmarks.devices.processes import difference, in_processes
-from tests.benchmarks.devices.rehearsed import Bench, Booted, Climbed, climb
+from tests.benchmarks.devices.rehearsed import Bench, climb
 from tests.benchmarks.devices.targets import MAKERS, Subject, subject
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from pytest_kvbudget.config import LoadedTarget
     from pytest_kvbudget.specs import LadderSpec
+    from tests.benchmarks.devices.rehearsed import Booted, Climbed
 
 PRIORS: Final = {"cold": None, "plan": 0.03, "archive": 0.01}
 """What is known beforehand, and what it may be off as a share."""
@@ -40,6 +42,8 @@ PROCESSES: Final = 0.01
 """Of the boots, those that are made once more as real processes."""
 LEAST_PROCESSES: Final = 20
 """Of a family."""
+ODD: Final = "odd"
+"""Targets that mix everything, with ladders over every axis."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,17 @@ class Row:
     wrong: str | None
 
 
+def target(family: str, seed: int) -> Subject:
+    """A random target."""
+    return odd(seed) if family == ODD else subject(family, seed)
+
+
 def searched(family: str, seed: int) -> list[Row]:
-    """Climb one random target in every way."""
-    chosen = subject(family, seed)
+    """Climb one random target in every way; an odd one knowing nothing."""
+    chosen = target(family, seed)
     real, bench = truth(chosen.loaded, chosen.ladder), Bench(chosen.loaded)
-    return [_row(way, chosen, climb(bench, chosen.ladder, known(way, chosen, real)), real) for way in PRIORS]
+    ways = ["cold"] if family == ODD else list(PRIORS)
+    return [_row(way, chosen, climb(bench, chosen.ladder, known(way, chosen, real)), real) for way in ways]
 
 
 def known(way: str, chosen: Subject, real: Truth) -> Known:
@@ -94,7 +104,7 @@ def _row(way: str, chosen: Subject, climbed: Climbed, real: Truth) -> Row:
 
 def as_processes(family: str, seed: int, places: Sequence[int]) -> list[str | None]:
     """Make some boots of a cold climb once more as processes; what each did otherwise, ``None`` for nothing."""
-    chosen = subject(family, seed)
+    chosen = target(family, seed)
     boots = first_boots(climb(Bench(chosen.loaded), chosen.ladder))
     found = []
     for place in places:
@@ -129,27 +139,38 @@ def chosen_boots(family: str, first: Sequence[int]) -> dict[int, list[int]]:
 def main(devices: int) -> int:
     """Print the table; the exit status."""
     print(f"{devices} random targets of each family, rehearsed: hints from logs and memory only; simulated")
-    wrong: list[str] = []
     with ProcessPoolExecutor(os.cpu_count()) as workers:
         rows = {
-            family: list(workers.map(searched, [family] * devices, range(devices), chunksize=4)) for family in MAKERS
+            family: list(workers.map(searched, [family] * devices, range(devices), chunksize=4))
+            for family in (*MAKERS, ODD)
         }
-        print(f"{'boots':10}" + "".join(f"{name:>16}" for name in (*MAKERS, "p95", "neuron95", "raised", "wrong")))
-        for place, way in enumerate(PRIORS):
-            wrong += _line(way, {family: [row[place] for row in found] for family, found in rows.items()})
+        wrong = _table(rows)
+        differ: list[str] = []
         made = 0
         for family, found in rows.items():
             picked = chosen_boots(family, [ways[0].first for ways in found])
             told = workers.map(as_processes, [family] * len(picked), picked, picked.values(), chunksize=1)
             results = [result for several in told for result in several]
             made += len(results)
-            wrong += [result for result in results if result is not None]
-    other = [fault for fault in wrong if "as processes" in fault]
-    print(f"{made} boots also as real processes: {made - len(other)} with the same verdict, cause and hint")
-    for fault in wrong[:10]:
+            differ += [result for result in results if result is not None]
+    print(f"{made} boots also as real processes: {made - len(differ)} with the same verdict, cause and hint")
+    for fault in [*wrong, *differ][:10]:
         print(f"wrong: {fault}")
-    print(f"wrong {len(wrong)}")
-    return 1 if wrong else 0
+    print(f"wrong {len(wrong) + len(differ)}")
+    return 1 if wrong or differ else 0
+
+
+def _table(rows: dict[str, list[list[Row]]]) -> list[str]:
+    """Print what the searches took; what of them is wrong."""
+    names = (*MAKERS, "p95", "neuron95", "raised", "wrong")
+    print(f"{'boots':9}" + "".join(f"{name:>13}" for name in names))
+    wrong = []
+    for place, way in enumerate(PRIORS):
+        wrong += _line(way, {family: [row[place] for row in rows[family]] for family in MAKERS})
+    mixed = [row for ways in rows[ODD] for row in ways]
+    faults = [row.wrong for row in mixed if row.wrong is not None]
+    print(f"{len(mixed)} odd targets, every axis: {_mean(mixed)} boots, wrong {len(faults)}")
+    return wrong + faults
 
 
 def _line(way: str, rows: dict[str, list[Row]]) -> list[str]:
@@ -157,18 +178,20 @@ def _line(way: str, rows: dict[str, list[Row]]) -> list[str]:
     others = sorted(row.search for family, found in rows.items() if family != "neuron" for row in found)
     every = [row for found in rows.values() for row in found]
     wrong = [row.wrong for row in every if row.wrong is not None]
-    texts = [
-        f"{fmean(row.search for row in found):.2f} ({fmean(row.search + row.more for row in found):.2f})"
-        for found in rows.values()
-    ]
+    texts = [_mean(found) for found in rows.values()]
     texts += [
         str(_p95(others)),
         str(_p95(sorted(row.search for row in rows["neuron"]))),
         f"{100 * fmean(row.raised for row in every):.0f} %",
         str(len(wrong)),
     ]
-    print(f"{way:10}" + "".join(f"{text:>16}" for text in texts))
+    print(f"{way:9}" + "".join(f"{text:>13}" for text in texts))
     return wrong
+
+
+def _mean(rows: Sequence[Row]) -> str:
+    """Boots of the search, and all of them."""
+    return f"{fmean(row.search for row in rows):.2f} ({fmean(row.search + row.more for row in rows):.2f})"
 
 
 def _p95(counts: Sequence[int]) -> int:

@@ -212,7 +212,7 @@ class Table:
         """The figure, marked where the goal (to its one decimal) is missed."""
         late = goal is not None and round(measured, 1) > goal
         self.missed += late
-        text = f"{measured:.2f}" if measured != int(measured) or goal != int(goal or 0.5) else f"{measured:.0f}"
+        text = str(measured) if isinstance(measured, int) else f"{measured:.2f}"
         return text + ("!" if late else "")
 
 

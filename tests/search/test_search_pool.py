@@ -11,6 +11,7 @@ from pytest_kvbudget.ledger.model import BootLedger, Evidence, Value
 from pytest_kvbudget.search.pool import (
     kv_windows_short,
     measured_pool_bytes,
+    next_pool_bytes,
     pool_short,
     rung_shape,
     scaled_pool_bytes,
@@ -157,12 +158,11 @@ def test_a_short_pool_holds_its_window_at_the_second_boot_whatever_is_estimated(
     blocks = -(-window // block)
     # as many blocks as the window needs, of which one is never handed out
     ledger, shape = short_boot(window, rate, block, blocks, lie)
-    held = tokens_held(ledger, shape, block_tokens=128)
-    if held is None:
+    again = next_pool_bytes(ledger, shape, 1, block_tokens=128)
+    if again is None:
         # digits of the need as large as the need itself: nothing is known
         assert window * rate < 0.04 * GIB or window <= 2 * 128
         return
-    again = measured_pool_bytes(blocks * block * rate, held, 1, window, block_tokens=128)
     assert again // (block * rate) >= blocks + 1
 
 
@@ -180,3 +180,13 @@ def test_a_count_is_the_truth() -> None:
     ledger = BootLedger(family="rdna4", facts=facts)
     assert tokens_held(ledger, Shape(max_model_len=10_272), block_tokens=128) == 20_480
     assert tokens_held(BootLedger(family="rdna4", facts={}), DEPLOYED, block_tokens=128) is None
+
+
+def test_a_block_that_is_larger_than_usual_is_filled_whole() -> None:
+    """A hybrid: 163,840 tokens are 166 blocks of 992; of 166 there one holds the state, and 164 are 162,688 tokens."""
+    rate, block = 19_923, 992
+    ledger, shape = short_boot(163_840, rate, block, 166, 162_688)
+    facts = {**ledger.facts, "block_size": Value(value=block, unit="tokens", evidence=Evidence(1, "block_size"))}
+    again = next_pool_bytes(BootLedger(family="rdna4", facts=facts), shape, 1, block_tokens=128)
+    assert again is not None
+    assert again // (block * rate) >= 166 + 2

@@ -6,6 +6,7 @@ from pytest_kvbudget.ledger.model import Cause
 from pytest_kvbudget.search.ladder import Ask, Ladder
 from pytest_kvbudget.search.model import Axis, Hint, Limit, Trial
 from pytest_kvbudget.search.noise import Noise
+from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import Bisect
 from pytest_kvbudget.units import MIB
 from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
@@ -78,3 +79,15 @@ def test_devices_that_cannot_be_had_twice_leave_it_undecided() -> None:
     finding = ladder.finding()
     assert (finding.kind, finding.value, boots) == (FindingKind.UNDECIDED, 90_112, 2)
     assert "device sets differ, and no further boot on a was to be had" in finding.sentence
+
+
+def test_an_error_on_one_set_calls_the_boots_on_all_others_off() -> None:
+    ladder = Ladder(AXIS, Predict())
+    first, *others = ladder.next_batch(4)
+    assert others
+    ladder.tell(Trial(value=first.value, verdict=Verdict.ERROR))
+    assert set(ladder.moot()) == {ask.value for ask in others}
+    for value in ladder.moot():
+        ladder.drop(value)
+    assert ladder.next_batch(4) == ()
+    assert ladder.finding().kind is FindingKind.ERROR

@@ -23,6 +23,8 @@ from pytest_kvbudget.specs import LadderSpec
 from pytest_kvbudget.verdict import FindingKind
 
 _TOKENS: Final = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+TWO_SIDED: Final = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
+"""Axes on which too little fails as well as too much."""
 NOTHING: Final = frozenset({FindingKind.EMPTY, FindingKind.EMPTY_WINDOW})
 HONEST: Final = frozenset({FindingKind.FLAKY, FindingKind.NON_MONOTONE})
 """What may be said where chances are no step from 1 to 0."""
@@ -103,7 +105,9 @@ def _enough(loaded: LoadedTarget, windows: int, shape: Shape) -> int:
     argv, environ = command_of(shape, loaded.environment)
     spec = _spec(loaded)
     physics = Physics(spec, parse(argv, fork=spec.dialect == "rdna4"), environ)
-    return (windows * physics.blocks_for(physics.max_model_len) + 1) * physics.block_bytes
+    window = physics.blocks_for(physics.max_model_len)
+    # the block that is never handed out counts among those that the engine says it has
+    return max(windows * window, window + 1) * physics.block_bytes
 
 
 def _spec(loaded: LoadedTarget) -> MockDevice:
@@ -129,9 +133,11 @@ def disagreement(finding: Finding, real: Truth) -> str | None:
     own = Truth(chances=rungs, reference=real.reference)
     if finding.kind is FindingKind.UNDECIDED and real.reference < 1 and finding.value is None:
         return None
-    if own.certain and (finding.kind not in HONEST or own.monotone) and own.connected:
+    if finding.kind in HONEST and not (real.certain and real.monotone):
+        return None
+    if own.certain and (own.monotone or (own.connected and axis.name in TWO_SIDED)):
         return _unexpected(finding, rungs)
-    return None if finding.kind in HONEST else _untrue(finding, rungs)
+    return _untrue(finding, rungs)
 
 
 def _unexpected(finding: Finding, rungs: dict[int, float]) -> str | None:
