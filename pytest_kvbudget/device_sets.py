@@ -72,7 +72,7 @@ class DeviceSets:
 
     # -- holding
 
-    def hold(self, shape: Shape, at_most: int, *, who: str, wait: bool) -> int:
+    def hold(self, shape: Shape, at_most: int, *, who: str, wait: bool, longest_s: float | None = None) -> int:
         """Hold spare sets for a shape, others no more; returns how many.
 
         Args:
@@ -80,6 +80,7 @@ class DeviceSets:
             at_most: so many sets.
             who: asks, for messages.
             wait: for the first one, where none is spare or free.
+            longest_s: wait no longer than this, where the target's limit is not shorter still.
 
         Raises:
             PoolError: see `take`.
@@ -90,7 +91,7 @@ class DeviceSets:
         self._give_up_wanted(1 if wait else 0)
         self._drop(self._spare[at_most:])
         if wait and not self._spare:
-            self._spare = (self._wait_for(self._free(shape, who), shape),)
+            self._spare = (self._wait_for(self._free(shape, who), shape, longest_s),)
         for devices in self._free(shape):
             if len(self._spare) >= at_most:
                 break
@@ -99,25 +100,26 @@ class DeviceSets:
                 self._spare += (lease,)
         return len(self._spare)
 
-    def take(self, shape: Shape, *, who: str, label: str | None = None) -> Lease:
+    def take(self, shape: Shape, *, who: str, label: str | None = None, longest_s: float | None = None) -> Lease:
         """A set for a boot that begins now, waiting for it where none is spare or free.
 
         Args:
             shape: of the boot.
             who: asks, for messages.
             label: of the set that is asked for; any other is given where none has it, or it cannot be had.
+            longest_s: see `hold`.
 
         Raises:
             PoolError: the shape needs more devices than the target has, or this process itself has them all in use, or
                 none became free in time; the message names who holds them.
         """
         fitting = self.all_for(shape)
-        lease = None if label is None else self._labelled(shape, label)
+        lease = None if label is None else self._labelled(shape, label, longest_s)
         if lease is None:
             lease = next((lease for lease in self._spare if lease.devices in fitting), None)
         if lease is None:
             self.release()
-            lease = self._wait_for(self._free(shape, who), shape)
+            lease = self._wait_for(self._free(shape, who), shape, longest_s)
         self._spare = tuple(other for other in self._spare if other is not lease)
         self._taken += (lease,)
         lease.tell(run=self._run, purpose=self._purpose(shape))
@@ -163,7 +165,7 @@ class DeviceSets:
             )
         return free
 
-    def _labelled(self, shape: Shape, label: str) -> Lease | None:
+    def _labelled(self, shape: Shape, label: str, longest_s: float | None) -> Lease | None:
         """A lease of a set of that label: a spare one, a free one, or one that another process gives up in time."""
         for lease in self._spare:
             if lease.devices in self.all_for(shape) and self._look(lease.devices) == label:
@@ -184,7 +186,7 @@ class DeviceSets:
             return None
         self.release()  # who waits holds nothing that others may wait for
         try:
-            return self._wait_for(busy, shape)
+            return self._wait_for(busy, shape, longest_s)
         except PoolError:
             return None
 
@@ -203,11 +205,15 @@ class DeviceSets:
                 probe.close()
         return self._labels.look(devices, readings)
 
-    def _wait_for(self, sets: Sequence[_Devices], shape: Shape) -> Lease:
+    def _wait_for(self, sets: Sequence[_Devices], shape: Shape, longest_s: float | None) -> Lease:
         """Lease the first of these sets that is free."""
-        longest_s = self._loaded.target.limits.lease_seconds
-        # An engine in use cannot be given up: two processes that each hold one would wait for each other.
-        timeout_s = min(longest_s, HOLDING_WAIT_S) if self._taken else longest_s
+        limits = [self._loaded.target.limits.lease_seconds]
+        if longest_s is not None:
+            limits.append(max(0.0, longest_s))
+        if self._taken:
+            # An engine in use cannot be given up: two processes that each hold one would wait for each other.
+            limits.append(HOLDING_WAIT_S)
+        timeout_s = min(limits)
         try:
             return self._acquire(sets, shape, timeout_s)
         except (LeaseError, LeaseTimeoutError) as error:

@@ -97,6 +97,8 @@ class Exercise:
             self._recording.decide(*judged)
             return
         self._asked = asked
+        # A request may be over within one period: what it allocated and kept is seen, whether or not a gate asks.
+        self._memory.await_sample()
         judged = judge_survival(result) or self._judge_memory(self._gates(), since=REQUEST) or survival_passed(result)
         record.survival = msgspec.structs.replace(result, verdict=judged[0], sentence=judged[2])
         self._survival = (judged,)
@@ -113,6 +115,7 @@ class Exercise:
             alive=lambda: self._engine.serving,
             host_free=room_of(self._engine.root_pid),
         ).run()
+        self._memory.await_sample()
         record = self._recording.record
         record.soak = result = msgspec.structs.replace(result, trends=self._memory.trends(SOAK))
         if (result.failed or not self._engine.serving) and self._engine.died():
@@ -149,6 +152,8 @@ class Exercise:
         gates = MemoryGates(
             min_free_bytes=limits.min_free, max_used_bytes=limits.max_used, max_growth_bytes=limits.max_growth
         )
+        if gates != MemoryGates():
+            self._memory.await_sample()
         return self._judge_memory(gates, since=LAUNCH)
 
     def _begin(self) -> int:

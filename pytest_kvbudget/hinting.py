@@ -14,6 +14,7 @@ from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.hints import KV_LIMIT, hint_from, sweep_hint_from
 from pytest_kvbudget.search.knobs import KNOBS
 from pytest_kvbudget.search.model import Hint
+from pytest_kvbudget.search.noise import MOVED_TERMS, OUTSIDE_TERM, steady_terms
 
 READY: Final = "ready"
 
@@ -50,6 +51,19 @@ def hint_of(
         scaled=request.pool == "scaled",
         free_bytes=least,
     )
+
+
+def terms_of_record(record: AttemptRecord, axis: str) -> dict[str, float]:
+    """Terms of a boot that its place on an axis does not move: what differs between boots is noise.
+
+    Beside what the engine prints, what it holds outside a pinned pool once it is ready, to the byte.
+    """
+    terms = {} if record.ledger is None else steady_terms(record.ledger, axis)
+    pool = record.shape.kv_cache_memory_bytes
+    ready = [reading for reading in record.memory if reading.moment == READY]
+    used = max((device.used_bytes for reading in ready for device in reading.devices), default=None)
+    moved = axis in MOVED_TERMS
+    return terms if pool is None or used is None or moved else {**terms, OUTSIDE_TERM: float(used - pool)}
 
 
 def hint_of_record(record: AttemptRecord, request: BootRequest) -> Hint:

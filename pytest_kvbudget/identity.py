@@ -57,7 +57,15 @@ INHERITED: Final = (
     "MKL_",
     "MALLOC_",
     "LD_",
-    "PYTHON",
+    # of Python's own only those by which something else is imported or run
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSAFEPATH",
+    "PYTHONNOUSERSITE",
+    "PYTHONUSERBASE",
+    "PYTHONMALLOC",
+    "PYTHONHASHSEED",
+    "PYTHONOPTIMIZE",
     "XDG_CACHE_HOME",
 )
 """Beginnings of variables that engines, their libraries and their allocators read, wherever they were set."""

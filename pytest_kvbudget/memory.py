@@ -99,6 +99,11 @@ class AttemptMemory:
         if self._sampler is not None:
             self._sampler.mark(phase, at)
 
+    def await_sample(self) -> None:
+        """Wait for a reading that begins from now on, for what is left of something that was over between two ticks."""
+        if self._sampler is not None:
+            self._sampler.await_sample()
+
     def snapshot(self) -> MemoryTrace | None:
         """The trace so far."""
         return None if self._sampler is None else self._sampler.snapshot()
@@ -128,8 +133,6 @@ class AttemptMemory:
         Without device memory the engine's memory is the host's, and the least room that its control group left it
         (``host_free_bytes``) stands for what was free. What was used there is not known, and stays so.
         """
-        if gates != MemoryGates() and self._sampler is not None:
-            self._sampler.await_sample()
         ranks = self.since(since)
         free = ranks if self.visible or host_free_bytes is None else (_host_window(host_free_bytes),)
         nothing = MemoryGates()

@@ -111,12 +111,17 @@ class EnginePool:
 
     # -- several boots at once
 
-    def reserve(self, shape: Shape, at_most: int) -> int:
+    def reserve(self, shape: Shape, at_most: int, *, longest_s: float | None = None) -> int:
         """Hold free device sets for boots of this shape; returns how many can start now, from 1 to ``at_most``.
 
         Idle engines are given up first. Only the first set is waited for, and only while no boot of this pool runs:
         beside running boots the answer may be 0. Further sets are taken where they are free right now and no other
         process waits for them. A target with a fixed port boots one at a time.
+
+        Args:
+            shape: of the boots to come.
+            at_most: so many sets.
+            longest_s: wait no longer than this, where the target's limit is not shorter still.
 
         Raises:
             PoolError: as `boot`.
@@ -124,22 +129,25 @@ class EnginePool:
         self._open()
         if self.loaded.target.port:
             at_most = 0 if self._running else 1
-        return self._sets.hold(shape, at_most, who=f"boots of {shape.describe()}", wait=not self._running)
+        who = f"boots of {shape.describe()}"
+        return self._sets.hold(shape, at_most, who=who, wait=not self._running, longest_s=longest_s)
 
-    def start(self, request: BootRequest, *, device_set: str | None = None) -> Booting:
+    def start(self, request: BootRequest, *, device_set: str | None = None, longest_s: float | None = None) -> Booting:
         """Begin a boot in a thread of its own, on a set that `reserve` holds; one is leased where it holds none.
 
         Args:
             request: what to boot.
             device_set: label of the set to boot on (`AttemptRecord.device_set`). A set that another process holds is
                 waited for; where none of that label can be had, any set is taken, and the record says which.
+            longest_s: see `reserve`.
 
         Raises:
             PoolError: as `boot`.
         """
         self._open()
         latest = Latest()
-        booting = Booting(self._make(request, latest, device_set=device_set), latest, self._changed)
+        attempt = self._make(request, latest, device_set=device_set, longest_s=longest_s)
+        booting = Booting(attempt, latest, self._changed)
         self._running.append(booting)
         booting.start()
         return booting
@@ -200,11 +208,18 @@ class EnginePool:
             with suppress(OSError):  # a terminal that went away is no reason to lose a boot
                 self._progress(*boots, *others)
 
-    def _make(self, request: BootRequest, progress: Progress, *, device_set: str | None = None) -> Attempt:
+    def _make(
+        self,
+        request: BootRequest,
+        progress: Progress,
+        *,
+        device_set: str | None = None,
+        longest_s: float | None = None,
+    ) -> Attempt:
         """An attempt on a set of its own that nothing has been started for."""
         begun = time.monotonic()
         shape = request.shape
-        lease = self._sets.take(shape, who=request.test, label=device_set)
+        lease = self._sets.take(shape, who=request.test, label=device_set, longest_s=longest_s)
         try:
             attempt = Attempt(
                 request,

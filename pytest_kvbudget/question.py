@@ -9,12 +9,12 @@ from typing import Final, Protocol
 import msgspec
 
 from pytest_kvbudget.archive import AnyFinding, RunArchive, timestamp
-from pytest_kvbudget.hinting import hint_of_record
+from pytest_kvbudget.hinting import hint_of_record, terms_of_record
 from pytest_kvbudget.records import AttemptRecord, TargetInfo
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.ladder import Ask
 from pytest_kvbudget.search.model import Axis, Finding, Prior, SweepFinding, Trial
-from pytest_kvbudget.search.noise import Noise, ledger_grain, steady_terms
+from pytest_kvbudget.search.noise import Noise, ledger_grain
 from pytest_kvbudget.search.turn import label, turned
 from pytest_kvbudget.shape import Shape
 
@@ -44,7 +44,8 @@ class RungPlan(msgspec.Struct, frozen=True, kw_only=True):
     setting: int | float
     """As shape, flag or variable take it."""
     label: str
-    """``max_model_len=245760``; a repeat of a rung ends in ``#2``. Stacked ladders name all axes, their own last."""
+    """``max_model_len=245760``; a repeat of a rung ends in ``#2``. Stacked ladders name all axes that have a value,
+    their own last."""
     number: int
     why: str
     shape: Shape
@@ -94,7 +95,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """The one value to boot, in whole numbers."""
     known: Known = Known()
     fixed: dict[str, int | float] = {}
-    """Other axes of a stack, the outermost first; labels name them, and the base shape has them."""
+    """Other axes of a stack that have a value, the outermost first; labels name them, and the base shape has them."""
     asked: str = ""
     """Digest of what the test asks of a boot."""
 
@@ -216,13 +217,17 @@ class Question(ABC):
             warm=record.warm,
             device_set=record.device_set,
             grain=None if ledger is None else ledger_grain(ledger, self.name),
-            terms={} if ledger is None else steady_terms(ledger, self.name),
+            terms=terms_of_record(record, self.name),
             reused=reused,
         )
         if known:
             self._search.know(trial)
         elif self.about.only is None:
             self._search.tell(self.seen(trial, record))
+
+    def cut_short(self, path: Path) -> None:
+        """The end of the run cut a boot short: its record goes with the finding, and it counts nowhere."""
+        self._attempts.append(path)
 
     def seen(self, trial: Trial, record: AttemptRecord) -> Trial:
         """A boot as the search is told of it."""

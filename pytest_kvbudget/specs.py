@@ -110,12 +110,14 @@ def check_spec(arguments: Mapping[str, Any]) -> LadderSpec:
     }
     numbers |= {name: _whole(name, arguments.get(name, default), least) for name, default, least in _COUNTS}
     strategy = _strategy(arguments.get("strategy"), STRATEGIES)
-    rest = {name: arguments[name] for name in ("pool", "first", "verify") if name in arguments}
+    words = {
+        name: _one_of(name, arguments[name], accepted)
+        for name, accepted in _WORDS.items()
+        if name in arguments and (arguments[name] is not None or name == "pool")
+    }
+    spec = msgspec.convert({"strategy": strategy, "axis": axis, **words, **numbers}, LadderSpec)
     try:
-        spec = msgspec.convert({"strategy": strategy, "axis": axis, **rest, **numbers}, LadderSpec)
         _ = spec.rungs
-    except msgspec.ValidationError as error:
-        raise SpecError(str(error).replace("`$.", "`")) from None
     except ValueError as error:
         raise SpecError(str(error)) from None
     if spec.first is not None and strategy not in {None, "predict"}:
@@ -126,6 +128,7 @@ def check_spec(arguments: Mapping[str, Any]) -> LadderSpec:
 
 
 _COUNTS: Final = (("windows", 1, 1), ("confirm", 0, 0))
+_WORDS: Final = {"pool": ("fixed", "scaled"), "first": ("ceiling",), "verify": ("neighbours",)}
 
 
 def check_stack(specs: Sequence[LadderSpec]) -> None:
@@ -187,6 +190,11 @@ def _ordered(spec: SweepSpec) -> None:
         raise SpecError(f"start is {show(spec.start)}; expected {show(spec.floor)} to {most}")
     if spec.fine_step is not None and spec.fine_step >= spec.step:
         raise SpecError(f"fine_step is {show(spec.fine_step)}; expected below step, {show(spec.step)}")
+    if spec.fine_step is not None and spec.step % spec.fine_step:
+        raise SpecError(
+            f"fine_step is {show(spec.fine_step)}, and step is {show(spec.step)}; expected a whole number of fine "
+            "steps in a step, so that both grids meet"
+        )
 
 
 def _classes(value: object) -> dict[str, Side]:

@@ -6,6 +6,7 @@ Every size inside the package is a plain ``int`` of bytes; names carry ``_bytes`
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Final
 
@@ -64,15 +65,33 @@ def format_size(size_bytes: float) -> str:
     return f"{int(size_bytes)} B"
 
 
-def exact_size(size_bytes: int) -> str:
-    """Write bytes for people so that they read back as the same number: ``"4.00 GiB"``, ``"1925.00 MiB"``.
+def exact_unit(sizes_bytes: Iterable[int]) -> int:
+    """The largest unit, in bytes, in which two decimals write all of these sizes exactly; 1 where none does."""
+    sizes = tuple(sizes_bytes)
+    return next((unit for unit in (GIB, MIB, KIB) if all(100 * size % unit == 0 for size in sizes)), 1)
 
-    Neighbours on a grid must not look alike, and what is shown may be typed again.
+
+def size_in(size_bytes: int, unit: int) -> str:
+    """A size in a unit of `exact_unit`: ``"1,856.00 MiB"``; one that it cannot write exactly in a unit of its own.
+
+    Neighbours on a grid must not look alike, and what is shown must be what was booted.
     """
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if abs(size_bytes) >= factor and size_bytes * 100 % factor == 0:
-            return f"{size_bytes / factor:.2f} {unit}"
-    return f"{size_bytes:,} B"
+    return _written(size_bytes, unit if 100 * size_bytes % unit == 0 else exact_unit((size_bytes,)))
+
+
+def size_beyond(size_bytes: int, unit: int, *, up: bool) -> str:
+    """A size that is none of the grid, rounded to two decimals of the grid's unit, upwards or downwards."""
+    if unit == 1:
+        return _written(size_bytes, unit)
+    hundredths = -(-100 * size_bytes // unit) if up else 100 * size_bytes // unit
+    return f"{hundredths // 100:,}.{hundredths % 100:02d} {_NAMES[unit]}"
+
+
+_NAMES: Final = {GIB: "GiB", MIB: "MiB", KIB: "KiB"}
+
+
+def _written(size_bytes: int, unit: int) -> str:
+    return f"{size_bytes / unit:,.2f} {_NAMES[unit]}" if unit in _NAMES else f"{size_bytes:,} B"
 
 
 def format_gib(size_bytes: float) -> str:

@@ -60,7 +60,11 @@ class Controller:
         from pytest_kvbudget.plugin.header import header_lines  # noqa: PLC0415 - heavy
         from pytest_kvbudget.plugin.settings import read_settings  # noqa: PLC0415 - heavy
 
-        self._header = header_lines(read_settings(self._config), self._run)
+        settings = read_settings(self._config)
+        if settings.until is not None:
+            # The next 06:00 must not be another one in a worker that starts a moment later.
+            self._config.option.kvbudget_until = settings.until.isoformat()
+        self._header = header_lines(settings, self._run)
 
     def pytest_report_header(self) -> list[str]:
         """Target, devices, archive, configuration; simulated or not."""

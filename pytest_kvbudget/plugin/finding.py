@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_kvbudget.archive import read_finding
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED
-from pytest_kvbudget.plugin.outcomes import add_links, target_properties
+from pytest_kvbudget.plugin.outcomes import PREFIX, add_links, target_properties
 from pytest_kvbudget.plugin.phases import LadderFailed
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
 from pytest_kvbudget.plugin.session import KvSession
@@ -57,8 +58,6 @@ class Part:
     """Every boot, in order, those that earlier ones stand for among them."""
     attempts: list[Attempt] = field(default_factory=list)
     """The boots that were made."""
-    longest_s: float = 0.0
-    """What the longest boot took, with its body."""
     finding: Finding | SweepFinding | None = None
     finding_path: Path | None = None
     page: Path | None = None
@@ -114,18 +113,18 @@ class FindingItem(pytest.Item):
     def tell(self, parts: list[Part]) -> None:
         """Take what was established, one part for each ladder that was begun."""
         self._parts = parts
-        for part in parts:
-            finding = part.finding
-            if finding is None:
-                continue
-            self.user_properties += [
-                ("kvbudget.finding", str(finding.kind)),
-                ("kvbudget.value", "none" if finding.value is None else setting_of(finding)),
-                ("kvbudget.boots", int(finding.boots)),
-                ("kvbudget.sentence", finding.sentence),
-                ("kvbudget.record", str(part.finding_path)),
-                *target_properties(part.rungs[-1].record.target),
-            ]
+        found = [(part, part.finding) for part in parts if part.finding is not None]
+        if not found:
+            return
+        last, finding = found[-1]
+        self.user_properties += [
+            *_properties(PREFIX, last, finding),
+            ("kvbudget.axis", _named(finding)[0]),
+            *target_properties(last.rungs[-1].record.target),
+        ]
+        if len(found) > 1:
+            for part, finding in found:
+                self.user_properties += _properties(f"{PREFIX}{_named(finding)[0]}.", part, finding)
 
     def runtest(self) -> None:
         """Fail where a ladder or sweep did not establish what passes, with its proof."""
@@ -195,6 +194,17 @@ class FindingItem(pytest.Item):
             add_links(report, self.config, files)
 
 
+def _properties(prefix: str, part: Part, finding: Finding | SweepFinding) -> list[tuple[str, object]]:
+    """A finding as JUnit properties."""
+    return [
+        (f"{prefix}finding", str(finding.kind)),
+        (f"{prefix}value", "none" if finding.value is None else setting_of(finding)),
+        (f"{prefix}boots", int(finding.boots)),
+        (f"{prefix}sentence", finding.sentence),
+        (f"{prefix}record", str(part.finding_path)),
+    ]
+
+
 def _judge(part: Part) -> None:
     """Fail, skip or xfail where this part says so."""
     if part.skipped is not None:
@@ -221,7 +231,7 @@ def setting_of(finding: Finding | SweepFinding) -> int | float:
 
 def _named(finding: Finding | SweepFinding) -> tuple[str, Callable[[int], str]]:
     if isinstance(finding, SweepFinding):
-        return finding.knob, KNOBS[finding.knob].show
+        return finding.knob, msgspec.structs.replace(KNOBS[finding.knob], unit_bytes=finding.unit_bytes).show
     return finding.axis.name, finding.axis.show
 
 
@@ -242,7 +252,9 @@ def _explain(part: Part, rung: Rung) -> str:
         nothing = "nothing failed" if finding.value is None else "nothing beyond it failed"
         high = nothing if finding.failed_at is None else f"{show(finding.failed_at)} failed"
         lines += [finding.sentence, f"bracket on {name}: {low}, {high}"]
-    lines += [f"finding: {part.finding_path}", "the deciding boot:", *_boot_lines(rung)]
+    lines.append(f"finding: {part.finding_path}")
+    if not rung.passed:
+        lines += ["the deciding boot:", *_boot_lines(rung)]
     return "\n".join(lines)
 
 

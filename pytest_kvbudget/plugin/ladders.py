@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.booting import Booting
+from pytest_kvbudget.judging import first_line
 from pytest_kvbudget.plugin.finding import FindingItem, Part, Rung
 from pytest_kvbudget.plugin.items import USE, RungContext, searches
 from pytest_kvbudget.plugin.phases import PhaseEnd, run_phase
@@ -22,7 +24,11 @@ from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.pool import PoolError
 from pytest_kvbudget.question import Question, RungPlan
 from pytest_kvbudget.records import AttemptRecord
-from pytest_kvbudget.verdict import Verdict
+from pytest_kvbudget.search.rungs import COUNTED
+from pytest_kvbudget.verdict import FindingKind, Verdict
+
+INTERRUPTED: Final = "the run was interrupted; --kvbudget-resume takes over what is finished"
+"""Why a search is not over."""
 
 
 class Ladders:
@@ -110,6 +116,9 @@ class LadderRun:
             self._parts.append(part)
             try:
                 self._answer(quest, question, part)
+            except BaseException:
+                self._cut_short(quest, question, part)
+                raise
             finally:
                 self._cancel()
                 if quest.side_by_side:
@@ -119,7 +128,6 @@ class LadderRun:
                     self._conclude(quest, question, part)
             if part.finding is None or not part.finding.proven or not part.goes_on:
                 break
-            quest.keep(part.attempts)
             try:
                 question = quest.next(question)
             except QuestError as error:
@@ -128,16 +136,12 @@ class LadderRun:
 
     def _answer(self, quest: Quest, question: Question, part: Part) -> None:
         for known, path, record in quest.known(question):
-            self._taken(question, part, known, path, record, known=True)
+            self._taken(quest, question, part, known, path, record, known=True)
         part.not_resumed = None if part.rungs else quest.unlike()
         while part.goes_on and not self._item.session.shouldstop:
             running = len(self._running)
-            limit = quest.limit(part.longest_s)
-            if limit is not None and not running:
-                question.halt(limit)
-                part.broken = None if part.rungs else f"undecided: {limit}; nothing was booted"
             try:
-                plans = question.next_batch(running + (0 if limit else quest.room(question, running=running)))
+                plans = self._wanted(quest, question, part)
                 if not plans:
                     break
                 if self._take_over(quest, question, part, plans):
@@ -145,15 +149,40 @@ class LadderRun:
                     continue
                 plan, booting = self._next_boot(quest, question, plans)
             except PoolError as error:
+                if self._at_limit(quest, question, part) and not self._running:
+                    break
                 part.broken = f"no boot: {error}"
+                question.halt(first_line(part.broken))
                 break
             begun = time.monotonic()
-            self._rung(question, plan, booting, part)
-            spent_s = (
-                time.monotonic() - begun + (0.0 if booting is None else booting.attempt.record.timings.boot_s or 0)
-            )
-            part.longest_s = max(part.longest_s, spent_s)
+            self._rung(quest, question, plan, booting, part)
+            quest.took(_own_s(time.monotonic() - begun, part, booting))
             self._call_off(question)
+        if self._item.session.shouldstop and part.goes_on:
+            question.halt(f"the run was stopped: {self._item.session.shouldstop}")
+
+    def _wanted(self, quest: Quest, question: Question, part: Part) -> tuple[RungPlan, ...]:
+        """The boots to make now, those that run first; their devices are there, and time for them is left.
+
+        Raises:
+            PoolError: no device set could be had.
+        """
+        running = len(self._running)
+        if self._at_limit(quest, question, part):
+            return question.next_batch(running)
+        if not running and question.finding().kind is not FindingKind.UNDECIDED and not question.next_batch():
+            return ()  # all is said, and room for a boot would cost the winner that serves
+        room = quest.room(question, running=running)
+        # Devices may have been waited for.
+        return question.next_batch(running if self._at_limit(quest, question, part) else running + room)
+
+    def _at_limit(self, quest: Quest, question: Question, part: Part) -> bool:
+        """Whether no boot may begin any more. The search is told once nothing runs that may still answer it."""
+        limit = quest.limit()
+        if limit is not None and not self._running:
+            question.halt(limit)
+            part.broken = None if part.rungs else f"undecided: {limit}; nothing was booted"
+        return limit is not None
 
     def _take_over(self, quest: Quest, question: Question, part: Part, plans: tuple[RungPlan, ...]) -> bool:
         """Tell the search of earlier boots that stand for those that are wanted; whether there was one."""
@@ -161,17 +190,26 @@ class LadderRun:
         for plan in plans:
             found = None if plan.label in self._running else quest.earlier(question, plan)
             if found is not None:
-                self._taken(question, part, plan, *found)
+                self._taken(quest, question, part, plan, *found)
                 some = True
         return some
 
     def _taken(
-        self, question: Question, part: Part, plan: RungPlan, path: Path, record: AttemptRecord, *, known: bool = False
+        self,
+        quest: Quest,
+        question: Question,
+        part: Part,
+        plan: RungPlan,
+        path: Path,
+        record: AttemptRecord,
+        *,
+        known: bool = False,
     ) -> None:
         """Tell the search of an earlier boot, and show it."""
         part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
         question.tell(plan, record, path, reused=True, known=known)
-        self._runner.reused_row(plan, record, path)
+        quest.keep(path, record, question.request(plan, plan.shape))
+        self._runner.reused_row(plan, record, path, len(part.rungs))
 
     def _next_boot(
         self, quest: Quest, question: Question, plans: tuple[RungPlan, ...]
@@ -183,7 +221,8 @@ class LadderRun:
         for plan in plans:
             if plan.label not in self._running:
                 request = question.request(plan, plan.shape)
-                self._running[plan.label] = plan, pool.start(request, device_set=plan.device_set)
+                started = pool.start(request, device_set=plan.device_set, longest_s=quest.left_s())
+                self._running[plan.label] = plan, started
         with self._session.timers.paused(self._item):
             first = pool.first_of([booting for _, booting in self._running.values()])
         label = next(label for label, (_, booting) in self._running.items() if booting is first)
@@ -207,10 +246,27 @@ class LadderRun:
         for label in list(self._running):
             self._end(label)
 
-    def _end(self, label: str) -> None:
-        _, booting = self._running.pop(label)
+    def _end(self, label: str) -> tuple[RungPlan, Attempt]:
+        plan, booting = self._running.pop(label)
         self._session.pool.retire(booting.attempt)
         self._session.keep(booting.attempt)
+        return plan, booting.attempt
+
+    def _cut_short(self, quest: Quest, question: Question, part: Part) -> None:
+        """The session ends: end every boot, show those without a verdict too, and say why the search is not over."""
+        for label in list(self._running):
+            plan, attempt = self._end(label)
+            self._interrupt(quest, question, plan, attempt, part)
+        question.halt(INTERRUPTED)
+
+    def _interrupt(self, quest: Quest, question: Question, plan: RungPlan, attempt: Attempt, part: Part) -> None:
+        """Show a boot that the end of the session met: it counts only where it had failed by itself."""
+        if attempt.record.verdict in COUNTED:
+            self._take(quest, question, plan, RungEnd(attempt), part)
+            return
+        part.attempts.append(attempt)
+        part.rungs.append(Rung(plan.label, attempt.record, attempt.record_path, value=plan.value))
+        question.cut_short(attempt.record_path)
 
     def _conclude(self, quest: Quest, question: Question, part: Part) -> None:
         session, last = self._session, part.attempts[-1] if part.attempts else None
@@ -219,20 +275,28 @@ class LadderRun:
             session.page_all(part.attempts)
             return
         part.finding = question.finding()
-        if session.settings.leave_serving and part.finding.proven and last is not None and last.serving:
-            part.left = session.leave(last)
+        if session.settings.leave_serving:
+            proven, over = part.finding.proven and part.goes_on, not quest.more
+            if proven and over and last is not None and last.serving:
+                part.left = session.leave(last)
+            elif not proven or over:
+                part.left = [
+                    "nothing is left serving: " + ("no winner serves" if proven else "the finding is no proof")
+                ]
         part.finding_path = question.finish()
         part.page = session.write_pages(part.finding_path, part.attempts)
 
     # -- one rung
 
-    def _rung(self, question: Question, plan: RungPlan, booting: Booting | None, part: Part) -> None:
+    def _rung(self, quest: Quest, question: Question, plan: RungPlan, booting: Booting | None, part: Part) -> None:
         try:
             rung = self._runner.run(RungContext(question, plan, booting))
         except BaseException:
-            attempt = self._interrupted(booting)
+            if booting is not None:
+                self._session.pool.retire(booting.attempt)
+            attempt = self._interrupted(booting, part)
             if attempt is not None:
-                self._take(question, plan, RungEnd(attempt), part)
+                self._interrupt(quest, question, plan, attempt, part)
             raise
         if isinstance(rung.body.error, pytest.xfail.Exception):
             part.xfailed = str(rung.body.error)
@@ -242,21 +306,29 @@ class LadderRun:
             if part.goes_on:
                 broken = next(end for end in rung.ends if end.error is not None)
                 part.broken = f"no boot at {plan.label}: {broken.trace}"
+                question.halt(f"no boot at {plan.label}: {broken.said}")
             if booting is not None:
                 self._session.pool.retire(booting.attempt)
             return
-        self._take(question, plan, rung, part)
-        self._runner.row(plan, rung, len(part.attempts))
+        self._take(quest, question, plan, rung, part)
+        self._runner.row(plan, rung, len(part.rungs))
+        if part.skipped is not None:
+            question.halt(f"the test body called pytest.skip: {first_line(part.skipped)}")
+        elif part.xfailed is not None:
+            question.halt(f"the test body called pytest.xfail: {first_line(part.xfailed)}")
 
-    def _interrupted(self, booting: Booting | None) -> Attempt | None:
+    def _interrupted(self, booting: Booting | None, part: Part) -> Attempt | None:
         """The boot of a rung that the end of the session cut short."""
         current = self._runner.last
         use = None if current is None else current.stash.get(USE, None)
         if use is not None:
             return use.attempt
-        return self._session.pool.cut_short or (None if booting is None else booting.attempt)
+        cut_short = self._session.pool.cut_short
+        if cut_short is not None and cut_short not in part.attempts:
+            return cut_short
+        return None if booting is None else booting.attempt
 
-    def _take(self, question: Question, plan: RungPlan, rung: RungEnd, part: Part) -> None:
+    def _take(self, quest: Quest, question: Question, plan: RungPlan, rung: RungEnd, part: Part) -> None:
         """Tell the search, and keep what the finding may have to show of this rung."""
         attempt = rung.attempt
         if attempt is None:
@@ -266,3 +338,12 @@ class LadderRun:
             Rung(plan.label, attempt.record, attempt.record_path, rung.trace, rung.sections, value=plan.value)
         )
         question.tell(plan, attempt.record, attempt.record_path)
+        quest.keep(attempt.record_path, attempt.record, attempt.request)
+
+
+def _own_s(spent_s: float, part: Part, booting: Booting | None) -> float:
+    """What a boot took with its body: without the wait for its devices, and with what went by before its item ran."""
+    if booting is not None:
+        return spent_s + (booting.attempt.record.timings.boot_s or 0.0)
+    waited_s = part.attempts[-1].record.timings.lease_wait_s if part.attempts else 0.0
+    return max(0.0, spent_s - waited_s)

@@ -101,7 +101,9 @@ class Outcomes:
         if ended and attempt.record.verdict not in COUNTS_AS_PASSED and CHECKED not in item.stash:
             report.sections.append(("Engine died during the test", boot_failure(attempt)))
         more: dict[str, object] = {}
-        if ended and attempt.record.verdict is Verdict.MARGINAL:
+        # Others that share the engine were not asked how much is left.
+        judged_here = CHECKED in item.stash or attempt.record.test == item.nodeid
+        if ended and judged_here and attempt.record.verdict is Verdict.MARGINAL:
             more["summary"] = [f"{item.nodeid}: MARGINAL: {attempt.record.message}", f"record: {attempt.record_path}"]
         elif ended and report.passed and boot_gate_of(item) is not None:
             said = capacity(attempt)

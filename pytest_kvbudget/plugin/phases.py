@@ -24,6 +24,10 @@ _MACHINERY: Final = tuple(
 )
 
 
+_NO_ASYNC: Final = "async def functions are not natively supported"
+"""How pytest begins to say, from 8.4 on by `pytest.fail`, that it cannot run a body; before that it skips."""
+
+
 class LadderFailed(Exception):  # noqa: N818 - what a report names
     """The ladder did not establish what its test asks for; the text is for people."""
 
@@ -46,6 +50,13 @@ class PhaseEnd:
         """The exception in one line, with the line of code that it came from."""
         text = first_line(self.text)
         return text if self.where is None else f"{text} ({self.where})"
+
+
+def refused_by_test(error: BaseException) -> bool:
+    """Whether an exception is a judgement of the test's own code, and not pytest's about a body that it cannot run."""
+    if isinstance(error, pytest.fail.Exception):
+        return not str(error).startswith(_NO_ASYNC)
+    return isinstance(error, AssertionError)
 
 
 def run_phase(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from pytest_kvbudget import lessons
-from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.climb import Climb
 from pytest_kvbudget.expectation import Expected, expected_boots
 from pytest_kvbudget.plugin.asking import digest, own_shape
@@ -52,8 +51,10 @@ class Quest:
         except MarkerError as error:
             raise QuestError(str(error)) from None
         self._asked = 0
+        self._longest_s = 0.0
         self._settled: dict[str, int | float] = {}
-        self._booted: list[Attempt] = []
+        self._booted: list[tuple[Path, AttemptRecord, BootRequest]] = []
+        """Boots of the ladders before this one, and what each was asked for; those taken over among them."""
         self._minutes: lessons.Minutes | None = None
         self._told: str = "nothing"
         self._like: BootIdentity | None = None
@@ -81,6 +82,7 @@ class Quest:
         if not found:
             return None
         self._asked += 1
+        self._longest_s = 0.0
         try:
             return self._question(found[0])
         except SpecError as error:
@@ -114,7 +116,11 @@ class Quest:
         return Tuning(sweep, base, about, session.archive, maximum=largest_headroom(settings.loaded, sweep, base))
 
     def _fixed(self, spec: LadderSpec, base: Shape) -> dict[str, int | float]:
-        """What a stacked ladder's labels name beside its own axis: the other axes, as they stand."""
+        """What a stacked ladder's labels name beside its own axis: the other axes, as they stand.
+
+        An axis that no ladder has settled yet and that has no value in the shape is the engine's own default: nobody
+        knows it here, and labels do not name it.
+        """
         others = (other.name for other in self._specs if other.name != spec.name)
         found = {name: self._settled.get(name, turned(base, name)) for name in others}
         return {name: setting for name, setting in found.items() if setting is not None}
@@ -152,15 +158,17 @@ class Quest:
     def known(self, question: Question) -> Iterator[tuple[RungPlan, Path, AttemptRecord]]:
         """Finished boots that stand on rungs of a question, each rung once, in the order in which they were booted.
 
-        Those of the ladder before this one and, with ``--kvbudget-resume``, those of earlier runs. Repeated boots of a
+        Those of the ladders before this one and, with ``--kvbudget-resume``, those of earlier runs. Repeated boots of a
         rung are left for when the search asks for them.
         """
         seen: set[int] = set()
-        for attempt in self._booted:
-            plan = question.known_plan(attempt.request.shape)
-            if plan is not None and plan.value not in seen and _same(attempt, question.request(plan, plan.shape)):
+        for path, record, made in tuple(self._booted):
+            plan = question.known_plan(made.shape)
+            if plan is None or plan.value in seen or record.verdict not in COUNTED:
+                continue
+            if _same(made, question.request(plan, plan.shape)):
                 seen.add(plan.value)
-                yield plan, attempt.record_path, attempt.record
+                yield plan, path, record
         if self.only is not None:
             return
         for booted in self._session.earlier_boots:
@@ -193,9 +201,9 @@ class Quest:
         reasons += [f"{words} cannot be told" for part, words in _UNTOLD.items() if getattr(like, part) is None]
         return None if not reasons else f"earlier boots of this test are others: {', '.join(reasons)}"
 
-    def keep(self, attempts: list[Attempt]) -> None:
-        """Boots of a ladder that is over: a later one does not repeat them."""
-        self._booted += attempts
+    def keep(self, path: Path, record: AttemptRecord, made: BootRequest) -> None:
+        """Keep a boot of this ladder, made or taken over: a later one does not repeat it."""
+        self._booted.append((path, record, made))
 
     # -- several device sets
 
@@ -205,14 +213,17 @@ class Quest:
         return self._most > 1
 
     def room(self, question: Question, *, running: int) -> int:
-        """How many further boots can begin now.
+        """How many further boots can begin now; a device set for one is waited for, but not past ``--kvbudget-until``.
 
         Raises:
             PoolError: no device set could be had.
         """
-        if not self.side_by_side:
-            return 1
-        return self._session.pool.reserve(question.base, self._most - running) if running < self._most else 0
+        left_s = self.left_s()
+        if not self.side_by_side and left_s is None:
+            return 1  # what boots it waits for its devices
+        if running >= self._most:
+            return 0
+        return self._session.pool.reserve(question.base, self._most - running, longest_s=left_s)
 
     def _sets(self) -> int:
         """Device sets for this test: the target's, shared with the other workers of the run."""
@@ -224,19 +235,27 @@ class Quest:
 
     # -- limits and estimates
 
-    def limit(self, longest_s: float) -> str | None:
-        """Why no further boot may begin, ``None`` where one may.
+    def took(self, spent_s: float) -> None:
+        """What a boot took, with its body, and without what its devices were waited for."""
+        self._longest_s = max(self._longest_s, spent_s)
 
-        Args:
-            longest_s: what the longest boot of the search took, with its body; 0 before the first.
-        """
+    def left_s(self) -> float | None:
+        """Seconds until no further boot may begin, below 0 where none may; ``None`` without ``--kvbudget-until``."""
         until = self._session.settings.until
         if until is None:
             return None
-        minutes = longest_s / 60 or (0.0 if self._minutes is None else self._minutes.passing)
-        if datetime.now().astimezone() + timedelta(minutes=minutes) < until:
+        return (until - datetime.now().astimezone()).total_seconds() - self._boot_s()
+
+    def _boot_s(self) -> float:
+        """What a boot takes: the longest of this search, before its first what earlier runs took; 0 where unknown."""
+        return self._longest_s or (0.0 if self._minutes is None else 60 * self._minutes.passing)
+
+    def limit(self) -> str | None:
+        """Why no further boot may begin, ``None`` where one may."""
+        until, left_s, boot_s = self._session.settings.until, self.left_s(), self._boot_s()
+        if until is None or left_s is None or left_s > 0:
             return None
-        took = f", and a boot takes {duration(60 * minutes)}" if minutes else ""
+        took = f", and a boot takes {duration(boot_s)}" if boot_s else ""
         return f"--kvbudget-until {until:%H:%M} is reached{took}"
 
     def estimate(self, question: Question) -> Iterator[str]:
@@ -260,11 +279,9 @@ class Quest:
             yield "minutes: no boot of this target is in the archive"
 
 
-def _same(attempt: Attempt, request: BootRequest) -> bool:
-    """An attempt answers what is asked for, whichever ladder it was made for."""
-    made = attempt.request
-    equal = (made.shape, made.windows, made.pool) == (request.shape, request.windows, request.pool)
-    return equal and attempt.record.verdict in COUNTED
+def _same(made: BootRequest, request: BootRequest) -> bool:
+    """A boot answers what is asked for, whichever ladder it was made for."""
+    return (made.shape, made.windows, made.pool) == (request.shape, request.windows, request.pool)
 
 
 _PARTS: Final = {

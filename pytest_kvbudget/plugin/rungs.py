@@ -12,7 +12,7 @@ import pytest
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext
 from pytest_kvbudget.plugin.outcomes import add_links, properties
-from pytest_kvbudget.plugin.phases import ENDS_THE_LADDER, PhaseEnd, run_phase
+from pytest_kvbudget.plugin.phases import ENDS_THE_LADDER, PhaseEnd, refused_by_test, run_phase
 from pytest_kvbudget.plugin.rows import row_id, row_reports
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.survival import CHECKED
@@ -106,7 +106,7 @@ class RungRunner:
             attempt.body_ended(failed=False)
         elif is_timeout(error):
             attempt.body_unknown(end.said)
-        elif isinstance(error, (AssertionError, pytest.fail.Exception)):
+        elif refused_by_test(error):
             attempt.gate_failed(end.said)
         else:
             attempt.body_error(end.said)
@@ -131,7 +131,7 @@ class RungRunner:
     # -- rows
 
     def row(self, plan: RungPlan, rung: RungEnd, boot: int) -> None:
-        """Report a boot as a row; ``boot`` is its number in its ladder."""
+        """Report a boot as a row; ``boot`` is its number among all of its ladder, those taken over among them."""
         attempt = rung.attempt
         if attempt is None:
             return
@@ -151,8 +151,8 @@ class RungRunner:
         )
         self._log(reports, attempt.record_path)
 
-    def reused_row(self, plan: RungPlan, record: AttemptRecord, path: Path) -> None:
-        """Report a boot that an earlier one stands for."""
+    def reused_row(self, plan: RungPlan, record: AttemptRecord, path: Path, boot: int) -> None:
+        """Report a boot that an earlier one stands for; ``boot`` as in `row`."""
         origin = "this run" if record.run.run == self._session.archive.info.run else f"run {record.run.run}"
         item = self._item
         report = pytest.TestReport(
@@ -166,7 +166,10 @@ class RungRunner:
         reports = row_reports(
             [report],
             self._mark(plan, record, f"not booted: taken over from {origin}"),
-            properties=[*properties(record, path, rung=plan.label), ("kvbudget.reused", str(record.run.run))],
+            properties=[
+                *properties(record, path, boot=boot, rung=plan.label),
+                ("kvbudget.reused", str(record.run.run)),
+            ],
             detail=verdict_detail(record),
             sections=[],
             shown_id=not self._session.is_worker,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -16,6 +18,9 @@ from pytest_kvbudget.plugin.paths import archive_folder, path_option, test_folde
 from pytest_kvbudget.question import DEFAULT_STRATEGY
 from pytest_kvbudget.search.strategies import STRATEGIES
 from pytest_kvbudget.units import SizeError, parse_size
+
+_SEPARATED: Final = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?![\d,])")
+"""A number as findings and tables write it: ``241,664``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,7 @@ def read_settings(config: pytest.Config) -> Settings:
         leave_serving=option.kvbudget_leave_serving,
         resume=option.kvbudget_resume,
         max_boots=_max_boots(option.kvbudget_max_boots),
-        until=None if option.kvbudget_until is None else until(option.kvbudget_until, datetime.now().astimezone()),
+        until=_until(config),
         simulated=simulated,
     )
 
@@ -126,7 +131,9 @@ def _value(config: pytest.Config, name: str) -> str | None:
 
 
 def _rung(text: str | None) -> str | None:
-    """A value or a label; whether it is a rung, its ladder tells."""
+    """A value or a label, without thousands separators; whether it is a rung, its ladder tells."""
+    # In a label a comma is followed by a name.
+    text = None if text is None else _SEPARATED.sub(lambda number: number[0].replace(",", ""), text)
     for part in [] if text is None else text.split(","):
         value = part.rpartition("=")[2]
         try:
@@ -155,6 +162,16 @@ def _max_boots(text: str | None) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise pytest.UsageError(f"kvbudget: --kvbudget-max-boots is {text!r}; expected a whole number of 1 or more")
     return int(text)
+
+
+def _until(config: pytest.Config) -> datetime | None:
+    """The time is resolved once: a worker takes the controller's, also where it has just passed."""
+    text: str | None = config.option.kvbudget_until
+    if text is None:
+        return None
+    if hasattr(config, "workerinput"):
+        return datetime.fromisoformat(text).astimezone()
+    return until(text, datetime.now().astimezone())
 
 
 def until(text: str, now: datetime) -> datetime:

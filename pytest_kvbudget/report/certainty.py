@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.archive import AnyFinding
 from pytest_kvbudget.records import SweepRecord
 from pytest_kvbudget.report.numbers import size
-from pytest_kvbudget.report.searched import Track, track_of
+from pytest_kvbudget.report.searched import track_of
 
 _SOURCES: Final = {
     "archive": "from repeated boots in the archive",
     "residuals": "from this search's own boots",
     "assumed": "assumed, not measured",
 }
+_BETWEEN: Final = {"archive": "repeated boots in the archive", "residuals": "this search's own boots"}
 
 
 class Deploy(NamedTuple):
@@ -31,19 +31,21 @@ class Deploy(NamedTuple):
         return f"{self.bound} {self.value}".lstrip()
 
 
-def sigma(record: AnyFinding) -> str | None:
-    """``"12.00 MiB, assumed, not measured"``; ``None`` where boots were taken for exact."""
+def noise(record: AnyFinding, what: str = "one sigma") -> str | None:
+    """``"one sigma is 12.00 MiB, assumed, not measured"``; ``None`` where boots were taken for exact."""
     found = record.finding
     if found.sigma_bytes is None:
         return None
-    source = "" if found.sigma_source is None else f", {_SOURCES[found.sigma_source]}"
-    return f"{size(found.sigma_bytes)}{source}"
+    source = found.sigma_source
+    if not found.sigma_bytes and source in _BETWEEN:
+        return f"none seen between {_BETWEEN[source]}"
+    return f"{what} is {size(found.sigma_bytes)}{'' if source is None else f', {_SOURCES[source]}'}"
 
 
 def deploy(record: AnyFinding) -> Deploy | None:
-    """The value that is three sigma away from the edge, by arithmetic; ``None`` where none is known."""
+    """The value that is three sigma away from a proven edge, by arithmetic; ``None`` where none is known."""
     found, track = record.finding, track_of(record)
-    if found.deploy_value is None or found.value is None:
+    if found.deploy_value is None or found.value is None or not found.proven:
         return None
     most = track.goal == "most"
     far = record.finding.short_at if isinstance(record, SweepRecord) else None
@@ -57,12 +59,4 @@ def deploy(record: AnyFinding) -> Deploy | None:
         words += "; beyond what was asked for"
     elif found.deploy_value != found.value:
         words += "; arithmetic, not a boot"
-    return Deploy("at most" if most else "at least", track.amount(_rounded(found.deploy_value, track)), words)
-
-
-def _rounded(value: int, track: Track) -> int:
-    """To the digits that are shown, away from the edge."""
-    if track.unit == 1:
-        return value
-    hundredths = 100 * value / track.unit
-    return round((math.floor if track.goal == "most" else math.ceil)(hundredths) * track.unit / 100)
+    return Deploy("at most" if most else "at least", track.beyond(found.deploy_value), words)

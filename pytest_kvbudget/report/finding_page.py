@@ -134,15 +134,15 @@ def _proof(record: AnyFinding) -> Iterator[Child]:
         yield element("p", element("b", "Instead: "), levers.with_why(finding.lever), class_="for-more")
     elif turns:
         yield element("p", element("b", f"For {track_of(record).wanted}: "), "; ".join(turns), class_="for-more")
-    deploy, sigma = certainty.deploy(record), certainty.sigma(record)
+    deploy = certainty.deploy(record)
+    noise = certainty.noise(record, "one sigma of what the same boot takes")
     if deploy is not None:
         yield element("p", element("b", f"Deploy {deploy.text}: "), deploy.why, ".", class_="certainty")
-    if sigma is not None:
-        yield element(
-            "p", element("b", "Noise: "), f"one sigma of what the same boot takes is {sigma}.", class_="certainty"
-        )
+    if noise is not None:
+        yield element("p", element("b", "Noise: "), f"{noise}.", class_="certainty")
     if finding.notes:
-        yield element("ul", [element("li", note) for note in finding.notes], class_="notes")
+        notes = [element("li", element("b", "Note: "), note) for note in finding.notes]
+        yield element("ul", notes, class_="notes")
 
 
 def _belongs(record: AnyFinding) -> Element | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,7 +10,7 @@ import msgspec
 from pytest_kvbudget.ledger.model import Value
 from pytest_kvbudget.search.knobs import KNOBS, TICKS
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.units import GIB, KIB, MIB, format_gib, format_size
+from pytest_kvbudget.units import MIB, format_gib, format_size
 
 NOT_STATED: Final = "not stated"
 
@@ -38,18 +37,6 @@ def plain_amount(field: str, value: int) -> str:
         text = f"{value / TICKS:.4f}"
         return text.removesuffix("00") if text.endswith("00") else text.removesuffix("0")
     return size(value) if field in BYTES_FIELDS else f"{value:,}"
-
-
-def exact_unit(sizes_bytes: Iterable[int]) -> int:
-    """The largest unit, in bytes, in which two decimals write all of these sizes exactly; 1 where none does."""
-    sizes = tuple(sizes_bytes)
-    return next((unit for unit in (GIB, MIB, KIB) if all(100 * size % unit == 0 for size in sizes)), 1)
-
-
-def size_in(size_bytes: int, unit: int) -> str:
-    """A size in a unit of `exact_unit`: ``"1,856.00 MiB"``."""
-    names = {GIB: "GiB", MIB: "MiB", KIB: "KiB"}
-    return f"{size_bytes / unit:,.2f} {names[unit]}" if unit in names else f"{size_bytes:,} B"
 
 
 def whole_number(field: str, setting: float) -> int:

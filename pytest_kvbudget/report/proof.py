@@ -23,8 +23,8 @@ def proof(record: AnyFinding) -> str:
 
 def _claim(record: FindingRecord) -> str:
     finding, track = record.finding, track_of(record)
-    passed = "" if finding.value is None else track.amount(finding.value)
-    failed = "" if finding.failed_at is None else track.amount(finding.failed_at)
+    passed = "" if finding.value is None else track.named(finding.value)
+    failed = "" if finding.failed_at is None else track.named(finding.failed_at)
     step = track.show(track.step)
     match finding.kind:
         case FindingKind.PROVEN:
@@ -39,14 +39,13 @@ def _claim(record: FindingRecord) -> str:
                 "This shows that the ceiling fits, not that more would fail."
             )
         case FindingKind.EMPTY:
-            return _nothing(finding, failed or track.amount(track.low))
+            return _nothing(finding, failed or track.named(track.low))
         case FindingKind.FLAKY:
             return f"{_WITHOUT_NUMBERS[FindingKind.FLAKY]} {_band(finding, track)}"
         case FindingKind.UNDECIDED:
             so_far = f"The largest rung that passed is {passed}. " if passed else "No rung passed. "
             above = f"The smallest that failed is {failed}. " if failed else ""
-            rest = "What lies between them was not decided; no verdict is not a failure."
-            return f"The proof is incomplete. {so_far}{above}{rest}"
+            return f"The proof is incomplete. {so_far}{above}{_undecided(passed, failed)}; no verdict is not a failure."
         case kind:
             return _WITHOUT_NUMBERS[kind]
 
@@ -72,6 +71,14 @@ _WITHOUT_NUMBERS: Final = {
 }
 
 
+def _undecided(passed: str, failed: str) -> str:
+    """Where the boundary may still be, with both ends, one or none booted."""
+    if not passed and not failed:
+        return "Nothing was decided"
+    where = "between them" if passed and failed else "above it" if passed else "below it"
+    return f"What lies {where} was not decided"
+
+
 def _nothing(finding: Finding, where: str) -> str:
     if finding.failed_at == finding.axis.ceiling != finding.axis.floor:
         return (
@@ -86,8 +93,8 @@ def _nothing(finding: Finding, where: str) -> str:
 
 def _band(finding: Finding, track: Track) -> str:
     steady, refused = finding.steady_value, finding.refused_at
-    below = "No rung passed three of three boots" if steady is None else f"{track.amount(steady)} passed three of three"
-    above = "no rung failed two of two" if refused is None else f"{track.amount(refused)} failed two of two"
+    below = "No rung passed three of three boots" if steady is None else f"{track.named(steady)} passed three of three"
+    above = "no rung failed two of two" if refused is None else f"{track.named(refused)} failed two of two"
     return f"{below}, and {above}: what lies between is luck."
 
 
@@ -110,8 +117,11 @@ def _effort(record: AnyFinding) -> str:
         again.append(f"{found.repeats:,} repeated one with a verdict, to see whether it stands")
     if again:
         parts.append(f"of which {' and '.join(again)}")
+    neighbours = getattr(found, "neighbours", 0)
+    if neighbours:
+        parts.append(f"beside {plural(neighbours, 'neighbour')} of the proof")
     if found.reused:
-        parts.append(f"beside {plural(found.reused, 'finished boot')} taken over from before")
+        parts.append(f"beside {plural(found.reused, 'finished boot')} taken over")
     if found.confirmations:
         winner = "rung" if not isinstance(record, SweepRecord) else "value"
         best = track_of(record).best

@@ -8,9 +8,10 @@ from typing import Final, Literal, NamedTuple
 from pytest_kvbudget.archive import AnyFinding
 from pytest_kvbudget.ledger.model import Cause
 from pytest_kvbudget.records import SweepRecord
-from pytest_kvbudget.report.numbers import BYTES_FIELDS, TOKEN_FIELDS, exact_unit, plain_amount, size_in
+from pytest_kvbudget.report.numbers import BYTES_FIELDS, TOKEN_FIELDS, plain_amount
 from pytest_kvbudget.search.knobs import KNOBS, Goal, Knob, Side
 from pytest_kvbudget.search.model import Finding
+from pytest_kvbudget.units import exact_unit, size_beyond, size_in
 from pytest_kvbudget.verdict import FindingKind
 
 RUNG_PAGE: Final = "rung.html"
@@ -29,6 +30,8 @@ class Track(NamedTuple):
     step: int
     goal: Goal
     """``most``: the largest value that passes is wanted, as on every ladder; ``least``: the smallest."""
+    unit_bytes: int | None = None
+    """The unit of its sizes, as the search wrote them; ``None`` takes that of ends and step."""
 
     @property
     def rungs(self) -> int:
@@ -38,7 +41,9 @@ class Track(NamedTuple):
     @property
     def unit(self) -> int:
         """The unit, in bytes, that writes every value exactly: neighbours must not look alike, nor be retyped wrong."""
-        return exact_unit((self.low, self.high, self.step)) if self.name in BYTES_FIELDS else 1
+        if self.name not in BYTES_FIELDS:
+            return 1
+        return exact_unit((self.low, self.high, self.step)) if self.unit_bytes is None else self.unit_bytes
 
     def show(self, value: int) -> str:
         """A value for people: ``"241,664"``, ``"0.97"``, ``"4.00 GiB"``, ``"1,856.00 MiB"``."""
@@ -47,6 +52,17 @@ class Track(NamedTuple):
     def amount(self, value: int) -> str:
         """`show` with the word tokens."""
         return f"{self.show(value)} tokens" if self.name in TOKEN_FIELDS else self.show(value)
+
+    def named(self, value: int) -> str:
+        """`amount`; a number that has no unit with the name of what it counts: ``"max_num_seqs 7"``."""
+        bare = self.name not in TOKEN_FIELDS and self.name not in BYTES_FIELDS
+        return f"{self.name} {self.show(value)}" if bare else self.amount(value)
+
+    def beyond(self, value: int) -> str:
+        """`amount` of a value that is none of the grid, rounded away from the edge."""
+        if self.name not in BYTES_FIELDS:
+            return self.amount(value)
+        return size_beyond(value, self.unit, up=self.goal == "least")
 
     @property
     def best(self) -> Literal["largest", "smallest"]:
@@ -98,9 +114,10 @@ def track_of(record: AnyFinding) -> Track:
     """What the search varied."""
     if isinstance(record, SweepRecord):
         found = record.finding
-        return Track(found.knob, found.lowest, found.highest, found.step, knob_of(record).goal)
+        goal = KNOBS[found.knob].goal
+        return Track(found.knob, found.lowest, found.highest, found.step, goal, found.unit_bytes)
     axis = record.finding.axis
-    return Track(axis.name, axis.floor, axis.ceiling, axis.quantum, "most")
+    return Track(axis.name, axis.floor, axis.ceiling, axis.quantum, "most", axis.unit_bytes)
 
 
 def side_of(record: AnyFinding, cause: Cause | None) -> Side | None:

@@ -116,7 +116,19 @@ def _so_far(record: SweepRecord) -> str:
         said += f" {_shown(record, found.failed_at)} {fails_near(record, 'failed')}."
     if found.short_at is not None:
         said += f" {_shown(record, found.short_at)} failed {SIDE_WORDS[knob.other_side]}."
-    return f"{said} What lies between was not decided."
+    return f"{said} {_undecided(record)}"
+
+
+def _undecided(record: SweepRecord) -> str:
+    """Where the edge may still be, with both ends, one or none booted."""
+    found = record.finding
+    if found.failed_at is not None and (found.value is not None or found.short_at is not None):
+        return "What lies between was not decided."
+    onward, back = ("below", "above") if track_of(record).goal == "least" else ("above", "below")
+    if found.failed_at is not None:
+        return f"What lies {back} it was not decided."
+    reached = found.short_at if found.value is None else found.value
+    return "Nothing was decided." if reached is None else f"What lies {onward} {_shown(record, reached)} was not decided."
 
 
 def _shown(record: SweepRecord, value: int | None) -> str:

@@ -150,11 +150,11 @@ def _sets(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
 
 
 def _certainty(record: AnyFinding) -> Iterator[str]:
-    deploy, sigma = certainty.deploy(record), certainty.sigma(record)
+    deploy, noise = certainty.deploy(record), certainty.noise(record)
     if deploy is not None:
         yield from _wrapped("deploy", f"{deploy.text}: {deploy.why}")
-    if sigma is not None:
-        yield _line("noise", f"one sigma is {sigma}")
+    if noise is not None:
+        yield _line("noise", noise)
 
 
 def _line(label: str, text: str) -> str:

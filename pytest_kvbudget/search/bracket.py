@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,14 +39,24 @@ def rung_of(axis: Axis, value: int) -> int | None:
     return index if index >= 0 and axis.value(index) == value else None
 
 
+def counts(axis: Axis, value: int) -> bool:
+    """A boot at this value says where the boundary is: it is a rung, or was one before the quantum was raised."""
+    asked = axis if axis.fine is None else replace(axis, quantum=axis.fine, fine=None)
+    return any(rung_of(rungs, value) is not None for rungs in (axis, asked))
+
+
 def bracket_of(axis: Axis, history: Iterable[Trial]) -> Bracket:
     """The bracket that a history of PASS, MARGINAL and FAIL leaves.
 
-    Only booted rungs count. In a history that contradicts itself the largest pass wins; `contradiction` tells.
+    A value between two rungs bounds what lies beyond it: what passed there is as good as a pass of the rung below, what
+    failed as good as a failure of the rung above. In a history that contradicts itself the largest pass wins;
+    `contradiction` tells.
     """
-    known = [(index, trial) for trial in history if (index := rung_of(axis, trial.value)) is not None]
-    low = max((index for index, trial in known if trial.passed), default=-1)
-    high = min((index for index, trial in known if not trial.passed and index > low), default=len(axis))
+    known = [trial for trial in history if counts(axis, trial.value)]
+    low = max((axis.index_at_or_below(trial.value) for trial in known if trial.passed), default=-1)
+    highest = max((trial.value for trial in known if trial.passed), default=None)
+    above = (trial.value for trial in known if not trial.passed and (highest is None or trial.value > highest))
+    high = min(map(axis.index_at_or_above, above), default=len(axis))
     return Bracket(low, high)
 
 

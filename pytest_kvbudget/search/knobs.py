@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from pytest_kvbudget.units import GIB, MIB, exact_size
+from pytest_kvbudget.units import GIB, MIB, exact_unit, size_beyond, size_in
 from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
     default_step: int
     ends_at: Side
     """The failures that end the way to the goal."""
+    unit_bytes: int | None = None
+    """The unit of a finding's sizes, see `in_unit_of`; ``None``: each size in the unit that writes it exactly."""
 
     @property
     def other_side(self) -> Side:
@@ -91,7 +93,19 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
 
     def show(self, value: int) -> str:
         """The value for people: ``"4.00 GiB"``, ``"0.982"``."""
-        return exact_size(value) if self.unit == "bytes" else f"{value / TICKS:g}"
+        if self.unit != "bytes":
+            return f"{value / TICKS:g}"
+        return size_in(value, exact_unit((value,)) if self.unit_bytes is None else self.unit_bytes)
+
+    def show_beyond(self, value: int) -> str:
+        """A value that is none of the grid, rounded away from the edge."""
+        if self.unit != "bytes" or self.unit_bytes is None:
+            return self.show(value)
+        return size_beyond(value, self.unit_bytes, up=self.goal == "least")
+
+    def in_unit_of(self, *values: int) -> Knob:
+        """The knob with all its sizes in the largest unit that writes these exactly: a grid's ends and steps."""
+        return msgspec.structs.replace(self, unit_bytes=exact_unit(values)) if self.unit == "bytes" else self
 
     def side(self, cause: Cause | None, classes: Mapping[str, Side] = MappingProxyType({})) -> Side | None:
         """Which way a failure pushes this knob; ``None`` where it says nothing about it.

@@ -9,7 +9,7 @@ import msgspec
 
 from pytest_kvbudget.search import noise as noise_model
 from pytest_kvbudget.search import sentences
-from pytest_kvbudget.search.bracket import Bracket, bracket_of, rung_of
+from pytest_kvbudget.search.bracket import Bracket, bracket_of, counts, rung_of
 from pytest_kvbudget.search.lever import BEYOND, wants_more
 from pytest_kvbudget.search.log import REPEATS, Ask, BootLog
 from pytest_kvbudget.search.model import Axis, BatchStrategy, Finding
@@ -99,7 +99,9 @@ class Ladder:
     @property
     def axis(self) -> Axis:
         """The rungs, with the quantum that device and noise can tell apart."""
-        return msgspec.structs.replace(self._base, quantum=self._quantum()[0])
+        quantum = self._quantum()[0]
+        fine = None if quantum == self._base.quantum else self._base.quantum
+        return msgspec.structs.replace(self._base, quantum=quantum, fine=fine)
 
     def next(self) -> Ask | None:
         """The boot that is wanted now, the same until its trial is told; ``None`` when the ladder is at its end.
@@ -142,10 +144,10 @@ class Ladder:
         """
         if self._stopped() is not None:
             return tuple(ask.value for ask in self._log.pending)
-        bracket, axis = bracket_of(self.axis, self.history), self.axis
-        between = range(bracket.low + 1, bracket.high)
+        passed, failed = self._ends()
+        lowest, highest = -math.inf if passed is None else passed, math.inf if failed is None else failed
         pending = ((ask.value, ask.why) for ask in self._log.pending)
-        return tuple(value for value, why in pending if why == "search" and rung_of(axis, value) not in between)
+        return tuple(value for value, why in pending if why == "search" and not lowest < value < highest)
 
     def drop(self, value: int) -> None:
         """A boot under way was called off: it has no verdict and counts nowhere.
@@ -199,14 +201,14 @@ class Ladder:
         axis, noise, log = self.axis, self._rules().noise, self._log
         rungs, bracket = self._rungs(), bracket_of(axis, self.history)
         kind, reason = self.outcome()
-        low = self._low(bracket)
+        low, (passed, failed_at) = self._low(), self._ends()
         confirmed = [trial for ask, trial in log.told if ask.why == "confirm"]
-        value = axis.value(bracket.low) if bracket.low >= 0 and low is None else None
-        failed_at = axis.value(bracket.high) if bracket.high < len(axis) else None
+        value = passed if low is None else None
         cause = None if failed_at is None else rungs[failed_at].trial.cause
         if low is not None and failed_at is None:
             failed_at, cause = low.value, low.cause
         is_flaky = kind is FindingKind.FLAKY
+        deploy = noise_model.deploy_value(value, self._trials(), noise)
         steady = [rung.value for rung in rungs.values() if len(rung.passes) >= ENOUGH_PASSES and not rung.failures]
         refused = [rung.value for rung in rungs.values() if len(rung.failures) >= ENOUGH_FAILURES and not rung.passes]
         finding = Finding(
@@ -215,14 +217,15 @@ class Ladder:
             value=value,
             failed_at=failed_at,
             bounded_by=cause,
-            boots=log.boots - log.count("confirm"),
+            boots=log.boots - log.count("confirm", "verify"),
             retries=log.count("retry", "rate"),
             confirmations=log.count("confirm"),
             repeats=log.count(*REPEATS),
+            neighbours=log.count("verify"),
             reused=log.reused,
             sigma_bytes=None if noise is None else noise.sigma_bytes,
             sigma_source=None if noise is None else noise.source,
-            deploy_value=noise_model.deploy_value(value, self._trials(), noise),
+            deploy_value=deploy if deploy is not None and deploy >= self._base.floor else None,
             steady_value=max(steady, default=None) if is_flaky else None,
             refused_at=min(refused, default=None) if is_flaky else None,
             lever=sentences.other_lever(low.cause if low else cause, axis.name) if kind in _NOTHING else None,
@@ -236,9 +239,18 @@ class Ladder:
         """The finding's kind, and in words why it is no proof."""
         return self._stopped() or self._standing(bracket_of(self.axis, self.history))
 
-    def _low(self, bracket: Bracket) -> Trial | None:
+    def _ends(self) -> tuple[int | None, int | None]:
+        """The largest value that passed and the smallest above it that failed, as they were booted."""
+        axis = self.axis
+        known = [trial for trial in self.history if counts(axis, trial.value)]
+        passed = max((trial.value for trial in known if trial.passed), default=None)
+        above = (trial.value for trial in known if not trial.passed and (passed is None or trial.value > passed))
+        return passed, min(above, default=None)
+
+    def _low(self) -> Trial | None:
         """What stands at the bracket's lower end, where that is no pass but a failure for want of more."""
-        return None if bracket.low < 0 else self._too_low.get(self.axis.value(bracket.low))
+        passed, _ = self._ends()
+        return None if passed is None else self._too_low.get(passed)
 
     # -- what is known
 
@@ -272,14 +284,20 @@ class Ladder:
         if (
             kind is FindingKind.PROVEN
             and bracket.high < len(axis) - 1
-            and max(self._log.values()) <= axis.value(bracket.high)
+            and (failed_at := self._ends()[1]) is not None
+            and max(self._log.values()) <= failed_at
         ):
-            notes.append(f"rungs above {axis.show(axis.value(bracket.high))} were not booted")
+            notes.append(f"rungs above {axis.show(failed_at)} were not booted")
         notes += [
-            f"{axis.name} {axis.show(rung.value)} failed on a first, cold boot and passed with a warm cache"
+            f"{axis.name} {self._show(rung.value)} failed on a first, cold boot and passed with a warm cache"
             for rung in rungs.values()
             if rung.state is RungState.GOOD and len(rung.counted) < len(rung.trials)
         ]
+        winner = rungs.get(self._ends()[0] or 0)
+        if winner is not None and winner.trial.verdict is Verdict.MARGINAL:
+            notes.append(
+                f"{axis.name} {self._show(winner.value)} is MARGINAL: it lived with less memory free than was asked for"
+            )
         return tuple(notes)
 
     # -- what is wanted
@@ -298,9 +316,10 @@ class Ladder:
         if not bracket.closed:
             return self._search(bracket, count)
         confirmed = sum(ask.why == "confirm" and trial.passed for ask, trial in self._log.told)
-        winner = bracket.low >= 0 and self._low(bracket) is None
-        wanted = winner and confirmed < self._confirm and not self._log.pending
-        return [self._ask(self.axis.value(bracket.low), "confirm")] if wanted else []
+        winner = None if self._low() is not None else self._ends()[0]
+        if winner is None or confirmed >= self._confirm or self._log.pending:
+            return []
+        return [self._ask(winner, "confirm")]
 
     def _gap(self) -> Ask | None:
         """The boot that a contradiction, a flaky band or a closed bracket wants before anything else."""
@@ -312,19 +331,14 @@ class Ladder:
             again = next((rung for rung in pair if not rung.repeated), None)
             return None if again is None else self._ask(again.value, "repeat")
         bracket = bracket_of(axis, self.history)
-        doubted = [rung.value for rung in self._doubted(rungs) if rung.value > self._passed(bracket)]
+        doubted = [rung.value for rung in self._doubted(rungs) if rung.value > (self._ends()[0] or 0)]
         if doubted:
             # any of them may be the boundary: halve them, as rungs that were not booted
             return self._ask(sorted(doubted)[len(doubted) // 2], "warm")
         if not bracket.closed:
             return None
-        winner = rungs[axis.value(bracket.low)] if bracket.low >= 0 else None
-        failed = rungs[axis.value(bracket.high)] if bracket.high < len(axis) else None
+        winner, failed = (None if value is None else rungs[value] for value in self._ends())
         return self._proof_gap(winner, failed) or self._neighbour(bracket)
-
-    def _passed(self, bracket: Bracket) -> int:
-        """The value at the bracket's lower end."""
-        return self.axis.value(bracket.low) if bracket.low >= 0 else 0
 
     def _doubted(self, rungs: dict[int, Rung]) -> list[Rung]:
         """Cold failures that prove nothing, once one of their kind passed with a warm cache, below those that do."""
@@ -355,7 +369,7 @@ class Ladder:
         return self._ask(failed.value, "pair", there)
 
     def _neighbour(self, bracket: Bracket) -> Ask | None:
-        if self._verify is None or bracket.low < 0 or self._low(bracket) is not None:
+        if self._verify is None or bracket.low < 0 or self._low() is not None:
             return None
         axis, booted = self.axis, self._log.values()
         beside = [axis.value(index) for index in (bracket.low - 1, bracket.high + 1) if 0 <= index < len(axis)]
@@ -386,7 +400,7 @@ class Ladder:
 
     def _search(self, bracket: Bracket, count: int) -> list[Ask]:
         axis, strategy = self.axis, self.strategy
-        if bracket.high == len(axis) and self._low(bracket) is not None and axis.ceiling not in self._log.values():
+        if bracket.high == len(axis) and self._low() is not None and axis.ceiling not in self._log.values():
             # nothing failed for too much yet: whether anything can pass is up to the end of the axis
             return [self._ask(axis.ceiling, "search")]
         pending = tuple(index for ask in self._log.pending if (index := rung_of(axis, ask.value)) is not None)
@@ -423,14 +437,12 @@ class Ladder:
             return FindingKind.UNDECIDED, reason
         if bracket.low < 0:
             return FindingKind.EMPTY, ""
-        low = self._low(bracket)
+        low, rungs = self._low(), self._rungs()
         if low is not None and bracket.high == len(self.axis):
             return FindingKind.EMPTY, ""
-        if bracket.high < len(self.axis):
-            rungs = self._rungs()
-            winner, failed = rungs[self.axis.value(bracket.low)], rungs[self.axis.value(bracket.high)]
-            if other_set(winner, failed) is not None:
-                return FindingKind.UNDECIDED, "its two halves were booted on device sets that differ, and again so"
+        passed, failed = (None if value is None else rungs[value] for value in self._ends())
+        if passed is not None and failed is not None and other_set(passed, failed) is not None:
+            return FindingKind.UNDECIDED, "its two halves were booted on device sets that differ, and again so"
         if low is not None:
             return FindingKind.EMPTY_WINDOW, sentences.too_low(self.axis, low)
         return (FindingKind.PROVEN if bracket.high < len(self.axis) else FindingKind.CEILING_REACHED), ""

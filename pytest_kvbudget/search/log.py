@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_kvbudget.search.model import Trial
 
 Why = Literal["search", "retry", "reference", "rate", "repeat", "warm", "pair", "verify", "confirm", "known"]
-REPEATS: Final[frozenset[Why]] = frozenset({"repeat", "warm", "pair", "verify"})
+REPEATS: Final[frozenset[Why]] = frozenset({"repeat", "warm", "pair"})
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import msgspec
 
 from pytest_kvbudget.ledger.model import Cause, Lever
-from pytest_kvbudget.units import exact_size
+from pytest_kvbudget.units import exact_unit, size_in
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
 BYTES_AXES: Final = frozenset({"kv_cache_memory_bytes", "reserved_headroom", "cudagraph_per_graph"})
@@ -28,6 +28,8 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     quantum: int
     scale: int = 1
     """How many of these whole numbers make 1 of the field: 10,000 where the field is a fraction."""
+    fine: int | None = None
+    """The quantum that was asked for, where ``quantum`` was raised: what was booted on that grid still counts."""
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -61,7 +63,18 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
         """A rung for people: ``245,760``, ``0.97``, ``50.00 MiB``."""
         if self.scale != 1:
             return f"{value / self.scale:g}"
-        return exact_size(value) if self.name in BYTES_AXES else f"{value:,}"
+        return size_in(value, self.unit_bytes) if self.name in BYTES_AXES else f"{value:,}"
+
+    @property
+    def unit_bytes(self) -> int:
+        """The unit of rungs that are sizes, the largest that writes all of them exactly; 1 for other axes."""
+        ends = (self.floor, self.ceiling, self.fine or self.quantum)
+        return exact_unit(ends) if self.name in BYTES_AXES else 1
+
+    def index_at_or_above(self, value: int) -> int:
+        """Index of the lowest rung at or above ``value``; the number of rungs when even the ceiling is below it."""
+        index = self.index_at_or_below(value)
+        return index if index >= 0 and self.value(index) == value else index + 1
 
     def index_at_or_below(self, value: float) -> int:
         """Index of the highest rung at or below ``value``; -1 when even the floor is above it."""
@@ -153,7 +166,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     confirmations: int = 0
     """Further boots of the winner after the proof; not part of ``boots``."""
     repeats: int = 0
-    """Boots among them that repeated a rung with a verdict: noise, a cold failure, a contradiction, a neighbour."""
+    """Boots among them that repeated a rung with a verdict: noise, a cold failure, a contradiction."""
+    neighbours: int = 0
+    """Boots beside the proof that were asked for (``verify``); not part of ``boots``."""
     reused: int = 0
     """Finished boots that were taken over from an earlier run or ladder; not part of ``boots``."""
     sigma_bytes: float | None = None
@@ -198,6 +213,8 @@ class SweepFinding(msgspec.Struct, frozen=True, kw_only=True):
     highest: int
     step: int
     """Of the grid on which ``value`` and ``failed_at`` are neighbours."""
+    unit_bytes: int | None = None
+    """Bytes of the unit in which all its sizes are written; ``None`` for fractions."""
     coarse_step: int | None = None
     """Of the grid before that, where a finer one was booted between its neighbours."""
     key: SweepKey = SweepKey()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from pytest_kvbudget.search.hints import RESERVE_FACTOR
-from pytest_kvbudget.units import MIB, format_size
+from pytest_kvbudget.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +23,17 @@ REPEATS_FOR_SIGMA: Final = 5
 PROOF_SIGMAS: Final = 2.0
 """Slack from which one pass is enough."""
 DEPLOY_SIGMAS: Final = 3.0
-STEADY_TERMS: Final = ("model_load_bytes", "non_torch_bytes", "consumed_bytes", "graph_capture_bytes")
-"""Facts of a ledger that neither a window nor a pool moves."""
+STEADY_TERMS: Final = (
+    *("model_load_bytes", "non_torch_bytes", "consumed_bytes", "peak_activation_bytes", "graph_capture_bytes"),
+)
+"""Facts of a ledger that neither a window nor a pool moves, or moves along a line."""
+OUTSIDE_TERM: Final = "outside_bytes"
+"""What a ready engine holds beside a pinned pool, by the driver's own count: the only term without rounding."""
+PRINTED_SIGMA_BYTES: Final = 0.01 * GIB / math.sqrt(12)
+"""Deviation that two decimals of a GiB hide: terms that are printed alike may differ by as much."""
 MOVED_TERMS: Final = {
-    "max_num_seqs": frozenset({"non_torch_bytes", "consumed_bytes", "graph_capture_bytes"}),
-    "max_num_batched_tokens": frozenset({"non_torch_bytes", "consumed_bytes", "graph_capture_bytes"}),
+    name: frozenset({"non_torch_bytes", "consumed_bytes", "peak_activation_bytes", "graph_capture_bytes"})
+    for name in ("max_num_seqs", "max_num_batched_tokens")
 }
 """Those that an axis moves after all: sequences decide which graph sizes are captured, a step's tokens workspaces."""
 ARENA_TERMS: Final = frozenset({"model_load_bytes", "consumed_bytes"})
@@ -66,7 +72,8 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         trends = any(len(points) == _TWO_BOOTS and len(dict(points)) == _TWO_BOOTS for points in found)
         if trends and sigma > self.sigma_bytes:
             return self
-        return Noise(sigma_bytes=sigma, source="residuals")
+        rounded = any(set(trial.terms) - {OUTSIDE_TERM} for trial in trials)
+        return Noise(sigma_bytes=max(sigma, PRINTED_SIGMA_BYTES) if rounded else sigma, source="residuals")
 
     def said(self) -> str:
         """``sigma 12.00 MiB from repeated boots``."""

@@ -180,8 +180,8 @@ def _failed_limit(axis: Axis, history: Sequence[Trial], bracket: Bracket) -> str
     """Which limit the bracket's upper end failed for; ``None`` where it is open or does not say."""
     if bracket.high >= len(axis):
         return None
-    value = axis.value(bracket.high)
-    cause = next((trial.cause for trial in history if trial.value == value and not trial.passed), None)
+    failed = (trial for trial in history if not trial.passed and axis.index_at_or_above(trial.value) == bracket.high)
+    cause = next((trial.cause for trial in failed), None)
     if cause is None or cause.by_gate or cause.phase is Phase.UNKNOWN:
         return None
     return PHASE_LIMITS.get(cause.phase, "device_memory")

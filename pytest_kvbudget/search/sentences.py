@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_kvbudget.search.model import BYTES_AXES
+from pytest_kvbudget.units import size_beyond
 from pytest_kvbudget.verdict import FindingKind, Phase
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
         said = f"{word}: {reason}; {_between(finding)}; {effort}"
     if finding.confirmations:
         said += f"; {confirmed} of {finding.confirmations} confirmations passed"
-    if finding.deploy_value is not None and finding.deploy_value != finding.value:
-        said += f"; deploy {_shown(finding, finding.deploy_value)}, three sigma below"
+    if finding.proven and finding.deploy_value is not None and finding.deploy_value != finding.value:
+        said += f"; deploy {_deploy(finding.axis, finding.deploy_value)}, three sigma below"
     return "; ".join((said, *finding.notes))
 
 
@@ -52,6 +54,10 @@ def _end(finding: Finding) -> str:
     axis = finding.axis
     which = "even the ceiling" if finding.failed_at == axis.ceiling != axis.floor else "the floor"
     return f"{axis.name} {_shown(finding, finding.failed_at)}, {which}, "
+
+
+def _deploy(axis: Axis, value: int) -> str:
+    return size_beyond(value, axis.unit_bytes, up=False) if axis.name in BYTES_AXES else axis.show(value)
 
 
 def _shown(finding: Finding, value: int | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from pytest_kvbudget.search.bracket import bracket_of, rung_of
+from pytest_kvbudget.search.bracket import bracket_of, counts
 from pytest_kvbudget.search.predict import Predict
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Step:
         if bracket.high == len(axis):
             return len(axis) - 1
         # a reference rung passed before the ladder began, and is no pass to climb from until the ladder came down to it
-        last = next(trial for trial in reversed(history) if rung_of(axis, trial.value) is not None)
+        last = next(trial for trial in reversed(history) if counts(axis, trial.value))
         return bracket.low + 1 if last.passed else max(bracket.high - STEP_DOWN_RUNGS, bracket.low + 1)
 
 

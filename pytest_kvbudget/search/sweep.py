@@ -89,7 +89,8 @@ class Sweep:
             raise ValueError(f"fine_step is {knob.show(fine_step)}; expected above 0 and below {knob.show(step)}")
         if start is not None and not lowest <= start <= highest:
             raise ValueError(f"start is {knob.show(start)}; expected {knob.show(lowest)} to {knob.show(highest)}")
-        self.knob, self.lowest, self.highest, self.step = knob, lowest, highest, step
+        self.knob = knob.in_unit_of(lowest, highest, step, fine_step or step)
+        self.lowest, self.highest, self.step = lowest, highest, step
         self._fine_step, self._confirm, self._max_boots = fine_step, confirm, max_boots
         self._noise, self._cold_extra_bytes, self._classes = noise, cold_extra_bytes, classes
         self._key, self._maximum = key or SweepKey(), maximum
@@ -188,6 +189,7 @@ class Sweep:
             lowest=self.lowest,
             highest=self.highest,
             step=found.axis.quantum,
+            unit_bytes=self.knob.unit_bytes,
             coarse_step=None if first is None else first.axis.quantum,
             key=self._key,
             value=None if proof is None else self._mirror(proof),
@@ -207,7 +209,7 @@ class Sweep:
             refused_at=None if found.refused_at is None else self._mirror(found.refused_at),
             lever=sweep_sentences.other_lever(self.knob, kind, found, self._short.values()),
             notes=(
-                *(note for note in found.notes if note.startswith("quantum raised")),
+                *(note for note in found.notes if not note.startswith("rungs above")),
                 *(("no value keeps three sigma from both edges",) if no_room and proof is not None else ()),
             ),
             sentence="",

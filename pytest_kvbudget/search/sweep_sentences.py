@@ -28,8 +28,8 @@ def of(knob: Knob, finding: SweepFinding, reason: str) -> str:
         said += f"; {sentences.turn(finding.lever)} instead"
     if finding.confirmations:
         said += f"; {finding.confirmations} confirming boot{'s' if finding.confirmations > 1 else ''}"
-    if finding.deploy_value is not None and finding.deploy_value != finding.value:
-        said += f"; deploy {knob.show(finding.deploy_value)}, three sigma away"
+    if finding.proven and finding.deploy_value is not None and finding.deploy_value != finding.value:
+        said += f"; deploy {knob.show_beyond(finding.deploy_value)}, three sigma away"
     return "; ".join((said, *finding.notes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from statistics import NormalDist
 from typing import Literal
@@ -11,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Value
+from pytest_kvbudget.search.bracket import boot_bound
 from pytest_kvbudget.search.ladder import Ask, Ladder
 from pytest_kvbudget.search.model import Axis, Hint, Limit, Prior, Trial
-from pytest_kvbudget.search.noise import ASSUMED_SIGMA_BYTES, Noise, grain, ledger_grain, steady_terms
+from pytest_kvbudget.search.noise import (
+    ASSUMED_SIGMA_BYTES,
+    OUTSIDE_TERM,
+    PRINTED_SIGMA_BYTES,
+    Noise,
+    grain,
+    ledger_grain,
+    steady_terms,
+)
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import Bisect, Step
 from pytest_kvbudget.units import GIB, MIB
@@ -73,14 +83,47 @@ def test_sigma_of_five_repeats_else_assumed() -> None:
 
 def test_an_assumption_gives_way_to_the_ladders_own_residuals() -> None:
     def boots(*loads: float) -> list[Trial]:
-        return [trial(4096 * (n + 1), True, terms={"model_load_bytes": load}) for n, load in enumerate(loads)]
+        return [trial(4096 * (n + 1), True, terms={OUTSIDE_TERM: load}) for n, load in enumerate(loads)]
 
     assert Noise().measured(boots(1e9)) == Noise()
     # of few boots the whole spread
     assert Noise().measured(boots(1e9, 1e9 + 30)) == Noise(sigma_bytes=30.0, source="residuals")
     assert Noise().measured(boots(1e9, 1e9, 1e9)).sigma_bytes == 0
     assert SIGMA.measured(boots(1e9, 2e9)) == SIGMA
+    # what is printed alike, to two decimals of a GiB, may differ by what they hide
+    printed = [trial(4096 * (n + 1), True, terms={"model_load_bytes": 5.0 * GIB}) for n in range(3)]
+    assert Noise().measured(printed).sigma_bytes == pytest.approx(0.01 * GIB / 12**0.5)
     assert Noise().sigma_bytes == ASSUMED_SIGMA_BYTES == 64 * MIB
+
+
+def test_a_trend_along_the_axis_is_no_noise() -> None:
+    """A model's tables grow with the window: three boots tell that from noise, and two say nothing beyond 64 MiB."""
+
+    def boots(*loads: tuple[int, float]) -> list[Trial]:
+        return [trial(value, True, terms={"model_load_bytes": load * MIB}) for value, load in loads]
+
+    assert Noise().measured(boots((4096, 5000), (69_632, 5100))) == Noise()
+    line = [(4096, 5000.0), (69_632, 5100.0), (135_168, 5200.0)]
+    assert Noise().measured(boots(*line)).sigma_bytes == PRINTED_SIGMA_BYTES
+    # two boots of one rung have no trend: the spread is theirs
+    assert Noise().measured(boots((4096, 5000), (4096, 5100))).sigma_bytes == 100 * MIB
+    # 5,160 is 60 above the middle of its neighbours: residuals -20, 40, -20
+    found = Noise().measured(boots((4096, 5000), (69_632, 5160), (135_168, 5200)))
+    assert found.sigma_bytes == pytest.approx(60 * MIB)
+    assert found.source == "residuals"
+
+
+def test_what_being_cold_costs_is_no_noise() -> None:
+    def boots(*told: tuple[bool | None, float]) -> list[Trial]:
+        return [
+            trial(4096 * (number + 1), True, warm=warm, terms={OUTSIDE_TERM: term * MIB})
+            for number, (warm, term) in enumerate(told)
+        ]
+
+    assert Noise().measured(boots((False, 1800), (True, 2500), (True, 2502))).sigma_bytes == 2 * MIB
+    assert Noise().measured(boots((False, 1800), (None, 2500), (True, 2503))).sigma_bytes == 3 * MIB
+    assert Noise().measured(boots((False, 1800), (False, 1801), (True, 2500))).sigma_bytes == 1 * MIB
+    assert Noise().measured(boots((False, 1800), (True, 2500))) == Noise()
 
 
 def test_steady_terms_of_a_ledger() -> None:
@@ -259,6 +302,26 @@ def test_a_cold_failure_is_booted_again_warm_and_the_warm_verdict_counts() -> No
     assert (finding.kind, finding.value, finding.failed_at) == (FindingKind.PROVEN, 73_728, 77_824)
     assert "warm" in [ask.why for ask in asks]
     assert "73,728 failed on a first, cold boot and passed with a warm cache" in finding.sentence
+
+
+@settings(deadline=None)
+@given(st.integers(3, 33), st.integers(1, 30), st.sampled_from((None, 400.0 * MIB)))
+def test_cold_failures_that_were_none_are_halved(boundary: int, cold_quanta: int, extra: float | None) -> None:
+    """Every rung compiles anew, and cold boots take some quanta more: the warm boundary is proven without a walk."""
+
+    def device(ask: Ask) -> Trial:
+        warm = ask.attempt > 1
+        passed = ask.value <= (boundary - (0 if warm else cold_quanta)) * AXIS.quantum
+        return trial(ask.value, passed, warm=warm)
+
+    ladder = Ladder(AXIS, Predict(), cold_extra_bytes=extra)
+    asks = run(ladder, device, most=3 * boot_bound(AXIS))
+    finding = ladder.finding()
+    best = min(boundary * AXIS.quantum, AXIS.ceiling)
+    assert finding.value == best
+    assert finding.kind is (FindingKind.CEILING_REACHED if best == AXIS.ceiling else FindingKind.PROVEN)
+    # nothing but the doubted rungs is booted twice
+    assert all(ask.attempt <= 2 for ask in asks)
 
 
 @pytest.mark.parametrize(
@@ -448,4 +511,31 @@ def test_random_verdicts_end(data: st.DataObject, sets: int, verify: Literal["ne
         told += 1
         assert told < 200
     finding = ladder.finding()
-    assert finding.boots + finding.confirmations == told
+    assert finding.boots + finding.confirmations + finding.neighbours == told
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    boundary=st.integers(4, 60),
+    raised=st.integers(2, 7),
+    strategy=st.sampled_from((Predict(), Bisect(), Step())),
+    when=st.integers(1, 6),
+)
+def test_what_was_booted_on_the_finer_grid_counts(
+    boundary: int, raised: int, strategy: Predict | Bisect | Step, when: int
+) -> None:
+    """The quantum is raised once a boot tells of its grain: no pass or failure before that is forgotten."""
+    axis = Axis(name="max_model_len", floor=4096, ceiling=262_144, quantum=4096)
+    ladder = Ladder(axis, strategy)
+    told: dict[int, bool] = {}
+    while (ask := ladder.next()) is not None:
+        low = max((value for value, passed in told.items() if passed), default=0)
+        high = min((value for value, passed in told.items() if not passed), default=math.inf)
+        assert low < ask.value < high, "what is known already is not booted"
+        told[ask.value] = ask.value <= boundary * 4096
+        ladder.tell(trial(ask.value, told[ask.value], grain=raised * 4096 if len(told) >= when else None))
+    finding = ladder.finding()
+    assert finding.kind is FindingKind.PROVEN
+    assert finding.value == max(value for value, passed in told.items() if passed)
+    assert finding.failed_at == min(value for value, passed in told.items() if not passed)
+    assert finding.failed_at - finding.value <= (raised if len(told) >= when else 1) * 4096
