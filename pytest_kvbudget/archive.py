@@ -135,6 +135,15 @@ def iter_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | AnyFinding]
         yield path, _read_either(path)
 
 
+def records_or_troubles(root: Path) -> Iterator[tuple[Path, AttemptRecord | AnyFinding | RecordError]]:
+    """Every record below a folder, in order of paths, with the error in place of one that cannot be read."""
+    for path in _record_files(root):
+        try:
+            yield path, _read_either(path)
+        except RecordError as error:
+            yield path, error
+
+
 def readable_records(root: Path) -> Iterator[tuple[Path, AttemptRecord | AnyFinding]]:
     """Every record below a folder that can be read, in order of paths; for reports of what went wrong."""
     for path in _record_files(root):

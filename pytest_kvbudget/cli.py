@@ -72,7 +72,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     schema.set_defaults(run=_schema)
 
     report = commands.add_parser(
-        "report", help="rebuild the HTML pages of an archive", description="Rebuild pages from records, without a run."
+        "report",
+        help="rebuild the HTML pages of an archive",
+        description="Rebuild pages from records, without a run.",
+        epilog="exit status: 0 every record has its page, 2 one could not be read or written (the others are), or none",
     )
     report.add_argument("archive", type=Path, help="an archive, a run's folder, or any folder below one")
     report.set_defaults(run=_report)
@@ -140,27 +143,9 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from pytest_kvbudget.archive import RecordError, iter_records  # noqa: PLC0415 - each command loads what it needs
-    from pytest_kvbudget.records import AttemptRecord  # noqa: PLC0415
-    from pytest_kvbudget.report.headline import headline  # noqa: PLC0415
-    from pytest_kvbudget.report.html import write_attempt_page, write_finding_page  # noqa: PLC0415
+    from pytest_kvbudget.report.rebuild import rebuild  # noqa: PLC0415 - each command loads what it needs
 
-    written = 0
-    try:
-        for path, record in iter_records(options.archive):
-            written += 1
-            if isinstance(record, AttemptRecord):
-                write_attempt_page(path)
-                continue
-            sys.stdout.write(f"{record.test}: {headline(record.finding)}\n  {write_finding_page(path)}\n")
-    except RecordError as error:
-        sys.stderr.write(f"kvbudget report: {error}\n")
-        return EXIT_TROUBLE
-    if not written:
-        sys.stderr.write(f"kvbudget report: no records below {options.archive}\n")
-        return EXIT_TROUBLE
-    sys.stdout.write(f"{written} pages written\n")
-    return 0
+    return EXIT_TROUBLE if rebuild(options.archive, out=sys.stdout, err=sys.stderr) else 0
 
 
 def _reap(options: argparse.Namespace) -> int:

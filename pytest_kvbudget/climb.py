@@ -11,7 +11,7 @@ from pytest_kvbudget.question import DEFAULT_STRATEGY, Question, RungPlan, Setti
 from pytest_kvbudget.records import AttemptRecord, FindingRecord
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.ladder import Ladder
-from pytest_kvbudget.search.model import Axis, Finding, Trial
+from pytest_kvbudget.search.model import BYTES_AXES, Axis, Finding, Trial
 from pytest_kvbudget.search.pool import next_pool_bytes, rung_shape
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import STRATEGIES
@@ -59,8 +59,17 @@ class Climb(Question):
     @property
     def ends(self) -> tuple[str, str]:
         """Ceiling and floor."""
+        return self._said(self.spec.start), self._said(self.spec.floor)
+
+    @property
+    def step(self) -> str:
+        """The quantum."""
+        return self._said(self.spec.quantum)
+
+    def _said(self, value: int) -> str:
+        """A size with its unit, other values as labels of rungs write them."""
         axis = self.spec.rungs
-        return str(axis.setting(axis.ceiling)), str(axis.setting(axis.floor))
+        return axis.show(value) if axis.name in BYTES_AXES else str(axis.setting(value))
 
     @property
     def grid(self) -> Axis:

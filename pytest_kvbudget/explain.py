@@ -26,7 +26,7 @@ BOOTED, FAILED, UNSAID = 0, 1, 2
 """Exit status: the log shows a boot that served; a failure was found; the log does not say."""
 
 NOT_OURS: Final = "this is not a boot log of an engine I know"
-
+KNOWN: Final = "known are vLLM, its RDNA4 fork, vLLM Neuron, SGLang and llama.cpp"
 
 MILESTONE_CHARACTERS: Final = 120
 PAUSE_S: Final = 0.2
@@ -37,6 +37,10 @@ PATIENCE: Final = 50
 def _pause() -> bool:
     time.sleep(PAUSE_S)
     return True
+
+
+def _lines(count: int) -> str:
+    return "empty" if not count else "1 line" if count == 1 else f"{count:,} lines"
 
 
 class Source:
@@ -50,6 +54,15 @@ class Source:
         """``name`` begins at ``line`` of the joined stream."""
         self._starts.append(line)
         self._names.append(name)
+
+    def files(self, lines: int) -> str:
+        """Each file with what was read of it, of ``lines`` in all: ``a.log (17 lines), b.log (empty)``."""
+        ends = [*self._starts[1:], lines + 1]
+        counts = [end - start for start, end in zip(self._starts, ends, strict=True)]
+        return ", ".join(
+            f"{'standard input' if name == STDIN else name} ({_lines(count)})"
+            for name, count in zip(self._names, counts, strict=True)
+        )
 
     def place(self, line: int) -> str:
         """Where people find the line: ``line 57``, and the file where there are several."""
@@ -97,7 +110,7 @@ def run(
     if as_json:
         out.write(json.dumps(as_object(ledger, boots, number, source), ensure_ascii=False) + "\n")
     elif ledger.family == "unknown":
-        out.write(f"{NOT_OURS} ({reader.lines} lines read)\n")
+        out.write(_not_ours(reader, source))
     else:
         out.write(page(ledger, Boots(boots, reader.starts, reader.times, reader.forgotten), number, source.place))
     return exit_status(ledger)
@@ -139,8 +152,12 @@ def follow(
     ledger = reader.ledger()
     boots = Boots(reader.boots(), reader.starts, reader.times, reader.forgotten)
     known = ledger.family != "unknown"
-    out.write(page(ledger, boots, len(boots.ledgers), source.place) if known else f"{NOT_OURS}\n")
+    out.write(page(ledger, boots, len(boots.ledgers), source.place) if known else _not_ours(reader, source))
     return exit_status(ledger)
+
+
+def _not_ours(reader: LedgerReader, source: Source) -> str:
+    return f"{NOT_OURS}: {source.files(reader.lines)}; {KNOWN}\n"
 
 
 def _reader(config: Path | None) -> LedgerReader:

@@ -19,6 +19,8 @@ from pytest_kvbudget.search.turn import label, turned
 from pytest_kvbudget.shape import Shape
 
 DEFAULT_STRATEGY: Final = "predict"
+CUT_SHORT: Final = "cut short"
+"""Why a boot is in a finding's record that the end of the run cut short."""
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ class Question(ABC):
         self.base, self.about, self.test, self.strategy = base, about, about.test, strategy
         self._archive, self._search = archive, search
         self._attempts: list[Path] = []
+        self._why: list[str] = []
         self._started = timestamp()
 
     @property
@@ -130,6 +133,11 @@ class Question(ABC):
     @abstractmethod
     def ends(self) -> tuple[str, str]:
         """Where it begins and ends by its marker, for people."""
+
+    @property
+    @abstractmethod
+    def step(self) -> str:
+        """The distance of two values, for people."""
 
     @property
     @abstractmethod
@@ -207,6 +215,7 @@ class Question(ABC):
             known: it was booted earlier, and nobody asked for it.
         """
         self._attempts.append(path)
+        self._why.append(plan.why)
         ledger = record.ledger
         trial = Trial(
             value=plan.value,
@@ -228,6 +237,7 @@ class Question(ABC):
     def cut_short(self, path: Path) -> None:
         """The end of the run cut a boot short: its record goes with the finding, and it counts nowhere."""
         self._attempts.append(path)
+        self._why.append(CUT_SHORT)
 
     def seen(self, trial: Trial, record: AttemptRecord) -> Trial:
         """A boot as the search is told of it."""
@@ -241,7 +251,9 @@ class Question(ABC):
     def finish(self) -> Path:
         """Write the finding's record; returns its path."""
         stage = self.name if self.about.fixed else None
-        return self._archive.write_finding(self.write(), stage=stage, attempts=self._attempts)
+        record = self.write()
+        record.why = tuple(self._why)
+        return self._archive.write_finding(record, stage=stage, attempts=self._attempts)
 
     def _plan(self, ask: Ask) -> RungPlan:
         setting = self.setting(ask.value)

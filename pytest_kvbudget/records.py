@@ -189,6 +189,8 @@ class FindingRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     finding: Finding
     attempts: tuple[str, ...]
     """Paths of the attempt records, relative to this file's folder, in boot order."""
+    why: tuple[str, ...] = ()
+    """What each of them was booted for: ``search``, ``repeat``, ``confirm``, ...; none in older records."""
     started: str
     finished: str
 
@@ -208,5 +210,7 @@ class SweepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     finding: SweepFinding
     attempts: tuple[str, ...]
     """Paths of the attempt records, relative to this file's folder, in boot order."""
+    why: tuple[str, ...] = ()
+    """As in a ladder's record."""
     started: str
     finished: str

@@ -29,14 +29,14 @@ DEFAULT_QUANTUM: Final = {
     "gpu_memory_utilization": 0.01,
 }
 """As people write it."""
-DEFAULT_ENDS: Final[Mapping[str, tuple[int, int | None]]] = {
+DEFAULT_ENDS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "reserved_headroom": (0, 36 * GIB),  # the HBM stack of a Trainium 3, the largest there is
     "kv_cap_fraction": (TICKS // 100, TICKS),
     "gpu_memory_utilization": (TICKS // 2, TICKS),
-    "kv_cache_memory_bytes": (MIB, None),
+    "kv_cache_memory_bytes": (None, None),
     "cudagraph_per_graph": (0, 64 * MIB),  # the RDNA4 fork charges 52 MiB by itself
 }
-"""Ends of a sweep where its marker names none; ``None``: the marker has to, or the shape pins it."""
+"""Ends of a sweep where its marker names none. No lower end: one step. No upper end: the marker has to, or the shape."""
 
 
 class SpecError(Exception):
@@ -167,7 +167,7 @@ def check_sweep(arguments: Mapping[str, Any]) -> SweepSpec:
     }
     spec = SweepSpec(
         name=name,
-        floor=given.get("floor", floor),
+        floor=given.get("floor", _least(given, knob) if floor is None else floor),
         ceiling=given.get("ceiling", ceiling),
         step=given.get("step", knob.default_step),
         fine_step=given.get("fine_step"),
@@ -179,6 +179,12 @@ def check_sweep(arguments: Mapping[str, Any]) -> SweepSpec:
     )
     _ordered(spec)
     return spec
+
+
+def _least(given: Mapping[str, int], knob: Knob) -> int:
+    """One step, so that the grid has the multiples of it; less where start or ceiling are."""
+    named = (given[name] for name in ("start", "ceiling") if name in given)
+    return min((given.get("step", knob.default_step), *named))
 
 
 def _ordered(spec: SweepSpec) -> None:

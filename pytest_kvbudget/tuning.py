@@ -76,7 +76,12 @@ class Tuning(Question):
     @property
     def ends(self) -> tuple[str, str]:
         """Lowest and highest value."""
-        return self.spec.knob.show(self._sweep.lowest), self.spec.knob.show(self._sweep.highest)
+        return self._sweep.knob.show(self._sweep.lowest), self._sweep.knob.show(self._sweep.highest)
+
+    @property
+    def step(self) -> str:
+        """That of the coarse grid."""
+        return self._sweep.knob.show(self._sweep.step)
 
     @property
     def grid(self) -> Axis:

@@ -37,11 +37,11 @@ def _item_lines(session: KvSession, item: pytest.Item) -> Iterator[str]:
         question = quest.next()
         plan = None if question is None else question.next()
         if question is not None and plan is not None:
-            shape, axis = plan.shape, question.grid
+            shape = plan.shape
             lowest, highest = question.ends
             way = "down to" if question.kind == "ladder" else "to"
             yield (
-                f"  {question.kind}: {question.name} from {lowest} {way} {highest} by {axis.setting(axis.quantum)}, "
+                f"  {question.kind}: {question.name} from {lowest} {way} {highest} by {question.step}, "
                 f"{question.strategy}; first rung {plan.label}"
             )
             if quest.only is None:

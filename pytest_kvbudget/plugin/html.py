@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 import pytest
 
@@ -25,8 +27,7 @@ class HtmlColumn:
         """Fill the column."""
         mark = mark_of(report)
         self._used = self._used or mark is not None
-        text = "" if mark is None else escape(str(mark["verdict"]))
-        cells.insert(1, f'<td class="col-kvbudget">{text}</td>')
+        cells.insert(1, f'<td class="col-kvbudget">{"" if mark is None else escape(_verdict(mark))}</td>')
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
@@ -40,6 +41,11 @@ class HtmlColumn:
         """Hide an empty column."""
         if not self._used:
             postfix.append("<style>.col-kvbudget { display: none }</style>")
+
+
+def _verdict(mark: Mapping[str, Any]) -> str:
+    """The verdict, marked where it is that of a simulated device: such runs are all that have warnings."""
+    return f"{mark['verdict']} (simulated)" if mark["warnings"] else str(mark["verdict"])
 
 
 def _raw(report: pytest.TestReport) -> str:

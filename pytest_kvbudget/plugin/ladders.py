@@ -7,7 +7,6 @@ reported as a row. A finding item then decides: it alone counts for the exit sta
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -18,17 +17,18 @@ from pytest_kvbudget.judging import first_line
 from pytest_kvbudget.plugin.finding import FindingItem, Part, Rung
 from pytest_kvbudget.plugin.items import USE, RungContext, searches
 from pytest_kvbudget.plugin.phases import PhaseEnd, run_phase
-from pytest_kvbudget.plugin.quest import Quest, QuestError
+from pytest_kvbudget.plugin.quest import Earlier, Quest, QuestError
 from pytest_kvbudget.plugin.rungs import RungEnd, RungRunner
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.pool import PoolError
 from pytest_kvbudget.question import Question, RungPlan
-from pytest_kvbudget.records import AttemptRecord
 from pytest_kvbudget.search.rungs import COUNTED
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
 INTERRUPTED: Final = "the run was interrupted; --kvbudget-resume takes over what is finished"
 """Why a search is not over."""
+_INTERRUPTS: Final = (KeyboardInterrupt, SystemExit, pytest.exit.Exception)
+"""What people, and debuggers, end a run with."""
 
 
 class Ladders:
@@ -116,8 +116,9 @@ class LadderRun:
             self._parts.append(part)
             try:
                 self._answer(quest, question, part)
-            except BaseException:
+            except BaseException as error:
                 self._cut_short(quest, question, part)
+                question.halt(INTERRUPTED if isinstance(error, _INTERRUPTS) else f"the run ended with {error!r}")
                 raise
             finally:
                 self._cancel()
@@ -136,10 +137,9 @@ class LadderRun:
 
     def _answer(self, quest: Quest, question: Question, part: Part) -> None:
         for known, path, record in quest.known(question):
-            self._taken(quest, question, part, known, path, record, known=True)
+            self._taken(quest, question, part, known, (path, record), known=True)
         part.not_resumed = None if part.rungs else quest.unlike()
         while part.goes_on and not self._item.session.shouldstop:
-            running = len(self._running)
             try:
                 plans = self._wanted(quest, question, part)
                 if not plans:
@@ -190,7 +190,7 @@ class LadderRun:
         for plan in plans:
             found = None if plan.label in self._running else quest.earlier(question, plan)
             if found is not None:
-                self._taken(quest, question, part, plan, *found)
+                self._taken(quest, question, part, plan, found)
                 some = True
         return some
 
@@ -200,12 +200,12 @@ class LadderRun:
         question: Question,
         part: Part,
         plan: RungPlan,
-        path: Path,
-        record: AttemptRecord,
+        found: Earlier,
         *,
         known: bool = False,
     ) -> None:
         """Tell the search of an earlier boot, and show it."""
+        path, record = found
         part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
         question.tell(plan, record, path, reused=True, known=known)
         quest.keep(path, record, question.request(plan, plan.shape))
@@ -253,11 +253,10 @@ class LadderRun:
         return plan, booting.attempt
 
     def _cut_short(self, quest: Quest, question: Question, part: Part) -> None:
-        """The session ends: end every boot, show those without a verdict too, and say why the search is not over."""
+        """The session ends: end every boot, and show those too that have no verdict."""
         for label in list(self._running):
             plan, attempt = self._end(label)
             self._interrupt(quest, question, plan, attempt, part)
-        question.halt(INTERRUPTED)
 
     def _interrupt(self, quest: Quest, question: Question, plan: RungPlan, attempt: Attempt, part: Part) -> None:
         """Show a boot that the end of the session met: it counts only where it had failed by itself."""
@@ -275,16 +274,19 @@ class LadderRun:
             session.page_all(part.attempts)
             return
         part.finding = question.finding()
-        if session.settings.leave_serving:
-            proven, over = part.finding.proven and part.goes_on, not quest.more
-            if proven and over and last is not None and last.serving:
-                part.left = session.leave(last)
-            elif not proven or over:
-                part.left = [
-                    "nothing is left serving: " + ("no winner serves" if proven else "the finding is no proof")
-                ]
+        if session.settings.leave_serving and not quest.more:
+            part.left = self._leave(part, last)
         part.finding_path = question.finish()
         part.page = session.write_pages(part.finding_path, part.attempts)
+
+    def _leave(self, part: Part, last: Attempt | None) -> list[str]:
+        """Hand the winner over where it serves; says where, or why nothing does."""
+        finding = part.finding
+        if finding is None or not finding.proven:
+            return ["nothing is left serving: the finding is no proof"]
+        if last is None or not last.serving or part.rungs[-1].value != finding.value:
+            return ["nothing is left serving: the winner was not booted again after the proof"]
+        return self._session.leave(last)
 
     # -- one rung
 
@@ -342,8 +344,11 @@ class LadderRun:
 
 
 def _own_s(spent_s: float, part: Part, booting: Booting | None) -> float:
-    """What a boot took with its body: without the wait for its devices, and with what went by before its item ran."""
+    """What a boot took with its body: with what went by before its item ran, without any wait for its devices."""
     if booting is not None:
-        return spent_s + (booting.attempt.record.timings.boot_s or 0.0)
-    waited_s = part.attempts[-1].record.timings.lease_wait_s if part.attempts else 0.0
-    return max(0.0, spent_s - waited_s)
+        timings = booting.attempt.record.timings
+        return spent_s + (timings.boot_s or timings.ended_s or 0.0)
+    if not part.attempts:
+        return spent_s
+    timings = part.attempts[-1].record.timings
+    return max(0.0, spent_s - timings.lease_wait_s - timings.clean_wait_s)

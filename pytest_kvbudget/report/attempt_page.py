@@ -26,7 +26,7 @@ from pytest_kvbudget.report.numbers import (
     value_text,
     words,
 )
-from pytest_kvbudget.report.plain import says
+from pytest_kvbudget.report.plain import message_text, says
 from pytest_kvbudget.report.searched import page_name
 from pytest_kvbudget.report.timeline import timeline
 from pytest_kvbudget.report.trace_view import trace_section
@@ -81,7 +81,7 @@ def _header(record: AttemptRecord, mark: marks.Mark, path: Path) -> Element:
             parts.simulated_badge(record.target),
             class_=f"v-{mark.key}",
         ),
-        element("p", record.message, class_="lead"),
+        element("p", message_text(record.message), class_="lead"),
         parts.figures_list(figures(record)),
         element("p", shape, class_="chips"),
     )

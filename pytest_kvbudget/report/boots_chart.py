@@ -10,7 +10,7 @@ from pytest_kvbudget.records import SweepRecord
 from pytest_kvbudget.report import marks
 from pytest_kvbudget.report.elements import Child, Element, element
 from pytest_kvbudget.report.history import CONFIRMATION, Boot, why
-from pytest_kvbudget.report.placing import LETTER, on_the_left, places
+from pytest_kvbudget.report.placing import GAP, LETTER, on_the_left, places, shortened
 from pytest_kvbudget.report.searched import Track, edges_of, track_of
 from pytest_kvbudget.report.zones import STRIP, zones, zones_legend
 
@@ -19,8 +19,6 @@ LEVEL: Final = 18
 HEAD: Final = 20
 BOTTOM: Final = 44
 _LEFT, _RIGHT = 9.0, 94.0
-_GAP: Final = 2.0
-"""Percent of the width beside a mark."""
 _MOST_RUNG_TICKS: Final = 160
 _TICKS: Final = 4
 _UNITS: Final = {"max_model_len": "tokens", "kv_cache_memory_bytes": "bytes per rank"}
@@ -131,17 +129,20 @@ def _boot(boot: Boot, frame: _Frame, link: str | None) -> Element:
     number = element("text", str(boot.number), x="1%", y=y + 4, class_="boot-number")
     if boot.value is None:
         return element("g", number, element("text", f"{boot.mark.word}, value not stated", x=f"{_LEFT}%", y=y + 4))
-    remarks = [CONFIRMATION if boot.confirmation else "", "reused" if boot.reused else ""]
+    remarks = [CONFIRMATION if boot.confirmation else "", "taken over" if boot.taken_over else ""]
     said = "".join([*(f" {text}" for text in [why(boot.record)] if text), *(f" ({text})" for text in remarks if text)])
-    width = LETTER * len(f"{frame.track.show(boot.value)} {boot.mark.word}{said}") + _GAP
+    head = f"{frame.track.show(boot.value)} {boot.mark.word}"
     bounds = [edge.value for edge in frame.edges]
     at = frame.scale.at(boot.value)
+    shown = shortened(said, at, len(head))
+    width = LETTER * len(f"{head}{shown}") + GAP
     left = on_the_left(at, width, [frame.scale.at(value) for value in bounds if value != boot.value])
     label = element(
         "text",
         element("tspan", frame.track.show(boot.value), class_="value"),
         element("tspan", f" {boot.mark.word}", class_=f"verdict-word v-{boot.mark.key}"),
-        element("tspan", said, class_="why"),
+        element("tspan", shown, class_="why"),
+        element("title", f"{head}{said}") if shown != said else None,
         x=frame.scale.x(boot.value), y=y + 4, dx=-14 if left else 14, class_="end" if left else "start",
     )  # fmt: skip
     marker = element(

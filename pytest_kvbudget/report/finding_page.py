@@ -165,7 +165,7 @@ def _origin(record: AnyFinding, attempts: Sequence[AttemptRecord], where: str) -
     shape = ", ".join(f"{field} {text}" for field, text in shape_fields(record.shape) if field != name)
     pairs = parts.target_pairs(record.target, ", ".join(sorted(engines)) or None, devices)
     sets = set_words(attempts)
-    if len(sets) > 1:
+    if sets:
         pairs.append(("device sets", "; ".join(sets)))
     pairs += [("shape", shape or NOT_STATED), _searched(record)]
     pool = f", {record.pool} pool" if isinstance(record, FindingRecord) else ""

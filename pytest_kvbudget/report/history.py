@@ -17,6 +17,8 @@ from pytest_kvbudget.search.model import Axis
 from pytest_kvbudget.verdict import Verdict
 
 CONFIRMATION: Final = "confirmation"
+NEIGHBOUR: Final = "neighbour of the proof"
+_CALLED_OFF: Final = "called off"
 
 
 class Bracket(NamedTuple):
@@ -40,34 +42,37 @@ class Boot(NamedTuple):
     before: Bracket
     confirmation: bool
     """Booted after the proof, not part of it."""
-    reused: str | None
+    taken_over: str | None
     """Where the boot was taken over from: ``"run 20261005T…"``; ``None`` for boots of this search."""
     remarks: tuple[str, ...]
-    """What else its row says: confirmation, cache warm or cold, device set, where it was taken over from."""
+    """What else its row says: confirmation, cache warm or cold, devices, where it was taken over from."""
 
 
 def boots(record: AnyFinding, attempts: Sequence[AttemptRecord]) -> list[Boot]:
     """The attempts in boot order, each with what was still possible before it."""
-    track, sets = track_of(record), device_sets(attempts)
+    track, several = track_of(record), bool(set_words(attempts))
+    reasons = record.why if len(record.why) == len(attempts) else ("",) * len(attempts)
     low, high = track.low, track.high
     made: list[Boot] = []
     own = 0
-    for number, attempt in enumerate(attempts, 1):
+    for number, (attempt, asked) in enumerate(zip(attempts, reasons, strict=True), 1):
         value = _value(attempt, track.name)
         side = side_of(record, attempt.cause)
-        reused = _reused_from(record, attempt)
-        own += reused is None
-        confirmation = reused is None and own > record.finding.boots
+        origin = _taken_over_from(record, attempt)
+        own += origin is None
+        # a record from before reasons were kept: what is beyond the boots of the proof confirms it
+        confirmation = asked == "confirm" if asked else origin is None and own > record.finding.boots
         remarks = (
             CONFIRMATION if confirmation else "",
+            NEIGHBOUR if asked == "verify" else "",
             {True: "warm", False: "cold", None: ""}[attempt.warm],
-            f"set {sets[attempt.device_set]}" if attempt.device_set is not None and len(sets) > 1 else "",
-            f"reused from {reused}" if reused else "",
+            _devices(attempt) if attempt.device_set is not None and several else "",
+            f"taken over from {origin}" if origin else "",
         )
         made.append(
             Boot(
                 number, value, attempt, mark_of(attempt.verdict, attempt.cause, side), side, Bracket(low, high),
-                confirmation, reused, tuple(filter(None, remarks)),
+                confirmation, origin, tuple(filter(None, remarks)),
             )
         )  # fmt: skip
         ended = None if value is None else _ended(record, attempt, side)
@@ -80,21 +85,18 @@ def boots(record: AnyFinding, attempts: Sequence[AttemptRecord]) -> list[Boot]:
     return made
 
 
-def device_sets(attempts: Sequence[AttemptRecord]) -> dict[str, int]:
-    """The device sets that boots ran on, numbered from 1 in boot order."""
-    names = dict.fromkeys(attempt.device_set for attempt in attempts if attempt.device_set is not None)
-    return {name: number for number, name in enumerate(names, 1)}
-
-
 def set_words(attempts: Sequence[AttemptRecord]) -> list[str]:
-    """Each device set with the devices that it was: ``"set 1: devices 0, 1"``."""
-    said = []
-    for name, number in device_sets(attempts).items():
-        devices = sorted(
-            {device for attempt in attempts if attempt.device_set == name for device in attempt.target.devices}
-        )
-        said.append(f"set {number}: devices {', '.join(devices) or NOT_STATED}")
-    return said
+    """The device sets with their labels, where boots ran on sets of different labels; else none.
+
+    ``"devices 0, 1: 2 x (34208743424 B, 32608 MiB free when idle)"``
+    """
+    sets = {(_devices(attempt), attempt.device_set) for attempt in attempts if attempt.device_set is not None}
+    several = len({label for _, label in sets}) > 1
+    return [f"{devices}: {label}" for devices, label in sorted(sets)] if several else []
+
+
+def _devices(attempt: AttemptRecord) -> str:
+    return f"devices {', '.join(attempt.target.devices) or NOT_STATED}"
 
 
 def _ended(record: AnyFinding, attempt: AttemptRecord, side: Side | None) -> bool | None:
@@ -108,7 +110,7 @@ def _ended(record: AnyFinding, attempt: AttemptRecord, side: Side | None) -> boo
     return None if side is None else side == knob_of(record).ends_at
 
 
-def _reused_from(record: AnyFinding, attempt: AttemptRecord) -> str | None:
+def _taken_over_from(record: AnyFinding, attempt: AttemptRecord) -> str | None:
     if attempt.run.run != record.run.run:
         return f"run {attempt.run.run}"
     # a ladder that is stacked on another takes over what that one booted in the same run
@@ -161,6 +163,8 @@ _OF_THE_TEST: Final = {
 
 def why(record: AttemptRecord) -> str:
     """Why a boot did not pass, in few words; empty where it did."""
+    if _CALLED_OFF in record.message:
+        return _CALLED_OFF
     if record.cause is not None:
         return reason(record.cause)
     return "" if record.verdict in {Verdict.PASS, Verdict.MARGINAL} else record.message.partition(":")[0]

@@ -10,6 +10,8 @@ MIDDLE: Final = 50.0
 END: Final = 101.0
 LETTER: Final = 0.66
 """Percent of the width that one letter takes on a page as wide as it gets."""
+GAP: Final = 2.0
+"""Percent of the width between a mark and its label."""
 _NARROW: Final = 3
 """How many times as much it takes on a telephone."""
 _ROUGH: Final = 1
@@ -41,6 +43,20 @@ def on_the_left(at: float, width: float, lines: Sequence[float]) -> bool:
     if not _collisions(at, width, preferred, lines) or _collisions(at, width, not preferred, lines):
         return preferred
     return not preferred
+
+
+def shortened(text: str, at: float, before: int) -> str:
+    """The text, cut with an ellipsis where a label with it has room on neither side of its mark.
+
+    Args:
+        text: what may be cut.
+        at: place of the mark, in percent of the chart's width.
+        before: letters of the label that stand before the text and are never cut.
+    """
+    letters = max(0, int((max(at, END - at) - GAP) / LETTER) - before)
+    if len(text) <= letters:
+        return text
+    return f"{text[: letters - 1].rstrip()}…" if letters > 1 else ""
 
 
 def places(ats: Sequence[float], letters: Sequence[int]) -> list[Place]:

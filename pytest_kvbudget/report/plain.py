@@ -27,6 +27,16 @@ def one_line(text: str) -> str:
     return " ".join(visible(text).split())
 
 
+def message_text(message: str) -> str:
+    """A record's message without a failure class that it names twice; of a boot that was called off, only that."""
+    head, colon, rest = message.partition(": ")
+    if colon and rest.startswith(f"{head}: "):
+        message, (head, _, rest) = rest, rest.partition(": ")
+    if head != "interrupted" or "called off" not in rest:
+        return message
+    return "called off: other boots had answered" if "other boots had answered" in rest else rest
+
+
 def says(message: str, sentence: str) -> bool:
     """Whether a message holds a sentence already, so that it need not be shown twice."""
     return one_line(sentence).rstrip(".").casefold() in one_line(message).casefold()

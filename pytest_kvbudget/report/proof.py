@@ -117,9 +117,8 @@ def _effort(record: AnyFinding) -> str:
         again.append(f"{found.repeats:,} repeated one with a verdict, to see whether it stands")
     if again:
         parts.append(f"of which {' and '.join(again)}")
-    neighbours = getattr(found, "neighbours", 0)
-    if neighbours:
-        parts.append(f"beside {plural(neighbours, 'neighbour')} of the proof")
+    if isinstance(found, Finding) and found.neighbours:
+        parts.append(f"beside {plural(found.neighbours, 'neighbour')} of the proof")
     if found.reused:
         parts.append(f"beside {plural(found.reused, 'finished boot')} taken over")
     if found.confirmations:

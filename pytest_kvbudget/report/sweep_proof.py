@@ -128,7 +128,9 @@ def _undecided(record: SweepRecord) -> str:
     if found.failed_at is not None:
         return f"What lies {back} it was not decided."
     reached = found.short_at if found.value is None else found.value
-    return "Nothing was decided." if reached is None else f"What lies {onward} {_shown(record, reached)} was not decided."
+    if reached is None:
+        return "Nothing was decided."
+    return f"What lies {onward} {_shown(record, reached)} was not decided."
 
 
 def _shown(record: SweepRecord, value: int | None) -> str:

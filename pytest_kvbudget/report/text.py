@@ -16,10 +16,10 @@ from pytest_kvbudget.report import certainty, labels, levers
 from pytest_kvbudget.report.belongs import NEVER_CARRIED, key_words
 from pytest_kvbudget.report.deciding import figures
 from pytest_kvbudget.report.headline import headline
-from pytest_kvbudget.report.history import Boot, boots, device_sets, pool_bytes, set_words, took, why
+from pytest_kvbudget.report.history import Boot, boots, pool_bytes, set_words, took, why
 from pytest_kvbudget.report.marks import mark_of
 from pytest_kvbudget.report.numbers import NOT_STATED, shape_fields, size, words
-from pytest_kvbudget.report.plain import one_line, says
+from pytest_kvbudget.report.plain import message_text, one_line, says
 from pytest_kvbudget.report.proof import proof
 from pytest_kvbudget.report.searched import track_of
 from pytest_kvbudget.report.sweep_proof import opposite_turns
@@ -57,7 +57,7 @@ def _attempt(record: AttemptRecord, log_tail: Sequence[str], where: Path | None)
     yield one_line(f"{mark.word}  {subject}{f' ({facts})' if facts else ''}")
     if record.target.simulated:
         yield SIMULATED
-    yield _line("", record.message)
+    yield _line("", message_text(record.message))
     cause = record.cause
     if cause is not None:
         if not says(record.message, cause.sentence):
@@ -144,9 +144,9 @@ def _boot(boot: Boot) -> str:
 
 
 def _sets(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
-    sets = device_sets(attempts)
-    if len(sets) > 1:
-        yield _line("sets", "; ".join(set_words(attempts)))
+    sets = set_words(attempts)
+    if sets:
+        yield _line("sets", "; ".join(sets))
 
 
 def _certainty(record: AnyFinding) -> Iterator[str]:

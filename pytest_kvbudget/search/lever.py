@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from pytest_kvbudget.search.model import Hint, Limit
+from pytest_kvbudget.units import TIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,8 @@ FREE_CLASSES: Final = frozenset(
 """Classes of which one failure is enough, where its levers say that the axis is useless."""
 BEYOND: Final = Hint(limits=(Limit(name="opposite_side", margin_bytes=1e300),))
 """Of a boot that failed for want of more: on the searched side it had room to spare, nobody knows how much."""
+MOST_ROOM_BYTES: Final = 16.0 * TIB
+"""No device has so much left: it stands for room that nobody measured, as of a sweep's opposite failure."""
 CLEAR: Final = 4.0
 """How much more than the printed digits two deficits must be expected to differ for their likeness to say something."""
 
@@ -65,6 +68,33 @@ def wants_more(cause: Cause | None, axis: str) -> bool:
     return any((lever.name, lever.direction, lever.effect) == (axis, "raise", "helps") for lever in levers)
 
 
+def not_limited(axis: Axis, history: Sequence[Trial]) -> bool:
+    """The boots so far passed with the same room, to the digit, at two values: only the ceiling's boot tells more.
+
+    Where it fails after all the search goes on below it.
+    """
+    if len(history) < 2 or not all(trial.passed for trial in history):
+        return False
+    last = history[-1]
+    return any(
+        other.value != last.value and _same_room(other, last) and max(other.value, last.value) < axis.ceiling
+        for other in history[:-1]
+    )
+
+
+def _same_room(first: Trial, second: Trial) -> bool:
+    """Both state the same limits, and none of them moved."""
+    here = {limit.name: limit.margin_bytes for limit in first.hint.limits}
+    there = {limit.name: limit.margin_bytes for limit in second.hint.limits}
+    apart = abs(first.value - second.value)
+    told = all(
+        # digits too coarse to show what the axis takes say nothing
+        limit.precision_bytes == 0 or (limit.bytes_per_unit or 0) * apart > CLEAR * limit.precision_bytes
+        for limit in first.hint.limits
+    )
+    return bool(here) and here == there and told and all(abs(margin) < MOST_ROOM_BYTES for margin in here.values())
+
+
 def _useless(cause: Cause | None, axis: str) -> bool:
     return cause is not None and any(lever.name == axis and lever.effect == "useless" for lever in cause.levers)
 
@@ -88,10 +118,12 @@ def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit]) -> b
     (value, limit), (other, other_limit) = sorted((first, second), key=lambda point: point[0])
     margins = limit.margin_bytes, other_limit.margin_bytes
     blur = limit.precision_bytes + other_limit.precision_bytes
-    if limit.at_least or other_limit.at_least or not all(-math.inf < margin < 0 for margin in margins):
+    if not all(-math.inf < margin < 0 for margin in margins) or not 0 <= blur < math.inf:
         return False
-    if not 0 <= blur < math.inf:
-        return False
+    if limit.at_least or other_limit.at_least:
+        # the same allocation failed by the same bytes: whatever grows with the axis comes after it
+        alike = limit.at_least and other_limit.at_least and margins[0] == margins[1]
+        return alike and limit.bytes_per_unit is None and CLEAR * blur < -margins[0]
     fall, apart = margins[0] - margins[1], other - value
     rate = limit.bytes_per_unit
     if fall <= blur:

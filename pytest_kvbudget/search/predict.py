@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pytest_kvbudget.search.bracket import Bracket, bisection_boots, boot_bound, bracket_of
 from pytest_kvbudget.search.chances import Chances, next_of_batch
-from pytest_kvbudget.search.lever import not_the_lever
+from pytest_kvbudget.search.lever import not_limited, not_the_lever
 
 if TYPE_CHECKING:
     from pytest_kvbudget.search.model import Axis, Prior, Trial
@@ -93,6 +93,8 @@ class Predict:
             return len(axis) - 1 if self.first == "ceiling" else axis.index_at_or_below(self.first)
         if bracket.low < 0 and not_the_lever(axis, history):
             return 0
+        if bracket.high == len(axis) and not_limited(axis, history):
+            return len(axis) - 1
         return None
 
     def _in_sight(self, axis: Axis, bracket: Bracket) -> Bracket:

@@ -13,6 +13,7 @@ from pytest_kvbudget.search.ladder import Ladder
 from pytest_kvbudget.search.model import Axis, Finding, Hint, Limit, Strategy, Trial
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import STRATEGIES, Bisect, Step
+from pytest_kvbudget.units import GIB
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
 RDNA4 = Axis(name="max_model_len", floor=131_072, ceiling=262_144, quantum=4096)
@@ -273,3 +274,39 @@ def test_a_contradiction_is_seen_and_never_bracketed() -> None:
     bracket = bracket_of(axis, history)
     assert (axis.value(bracket.low), axis.value(bracket.high)) == (35_000, 45_000)
     assert contradiction(history[1:]) is None
+
+
+def test_the_same_allocation_that_fails_by_the_same_bytes_is_not_moved_by_the_axis() -> None:
+    """A boot that dies before anything that grows with the axis: the floor is next, and that says it is empty."""
+    axis = Axis(name="max_num_seqs", floor=1, ceiling=256, quantum=1)
+    short = Hint(limits=(Limit(name="device_memory", margin_bytes=-1.97 * GIB, at_least=True),))
+    ladder = Ladder(axis, Predict())
+    asked = []
+    while (ask := ladder.next()) is not None:
+        asked.append(ask.value)
+        ladder.tell(Trial(value=ask.value, verdict=Verdict.FAIL, hint=short))
+    assert len(asked) == 3
+    assert asked[-1] == 1
+    assert ladder.finding().kind is FindingKind.EMPTY
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "most"), [(256, FindingKind.CEILING_REACHED, 3), (200, FindingKind.PROVEN, 10)]
+)
+def test_boots_that_pass_with_the_same_room_send_the_search_to_the_ceiling(
+    last: int, kind: FindingKind, most: int
+) -> None:
+    """Sequences that cost nothing: every boot has the same slack; where the ceiling fails all the same, it goes on."""
+    axis = Axis(name="max_num_seqs", floor=1, ceiling=256, quantum=1)
+    room = Hint(limits=(Limit(name="device_memory", margin_bytes=3.39 * GIB),))
+    ladder = Ladder(axis, Predict())
+    asked = []
+    while (ask := ladder.next()) is not None:
+        asked.append(ask.value)
+        passed = ask.value <= last
+        verdict = Verdict.PASS if passed else Verdict.FAIL
+        ladder.tell(Trial(value=ask.value, verdict=verdict, hint=room if passed else Hint()))
+    finding = ladder.finding()
+    assert (finding.kind, finding.value) == (kind, last)
+    assert 256 in asked[:3]
+    assert len(asked) <= most == min(most, boot_bound(axis))
