@@ -15,7 +15,7 @@ from pytest_kvbudget.search.model import BYTES_AXES, Axis, Finding, Trial
 from pytest_kvbudget.search.pool import next_pool_bytes, rung_shape
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import STRATEGIES
-from pytest_kvbudget.search.turn import turn
+from pytest_kvbudget.search.turn import turn, turned
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.specs import LadderSpec, SpecError
 from pytest_kvbudget.verdict import Verdict
@@ -37,7 +37,7 @@ class Climb(Question):
         """
         known, strategy = about.known, spec.strategy or about.strategy or DEFAULT_STRATEGY
         predict = Predict(first=spec.first, prior=known.prior, minutes=known.minutes)
-        self.spec = spec
+        self.spec, self._scaled_from = spec, base
         self._short: dict[int, AttemptRecord] = {}
         self._ladder = Ladder(
             spec.rungs,
@@ -98,7 +98,7 @@ class Climb(Question):
         try:
             if self.spec.pool == "fixed":
                 return turn(self.base, self.name, self.setting(value))
-            shape = rung_shape(self.base, self.name, value, "scaled")
+            shape = rung_shape(self._scaled_from, self.name, value, "scaled")
         except (ValueError, msgspec.ValidationError) as error:
             raise SpecError(f"{self.name}={value}: {error}") from None
         short = self._short.get(value)
@@ -110,7 +110,13 @@ class Climb(Question):
         return shape.merged(kv_cache_memory_bytes=size)
 
     def seen(self, trial: Trial, record: AttemptRecord) -> Trial:
-        """A pool that came out too short is asked again with the rate that was measured there."""
+        """A pool that came out too short is asked again with the rate that was measured there.
+
+        The others are scaled from the reference as it served, which may have taken more than it was given first.
+        """
+        pool = record.shape.kv_cache_memory_bytes
+        if trial.passed and pool is not None and turned(self.base, self.name) == trial.value:
+            self._scaled_from = self.base.merged(kv_cache_memory_bytes=pool)
         if trial.pool_short and trial.verdict is Verdict.UNKNOWN:
             self._short[trial.value] = record
             return trial

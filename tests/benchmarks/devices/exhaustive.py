@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from pytest_kvbudget.specs import LadderSpec
 from pytest_kvbudget.verdict import FindingKind
 
 _TOKENS: Final = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+_BLOCK_TOKENS: Final = 128
 TWO_SIDED: Final = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
 """Axes on which too little fails as well as too much."""
 NOTHING: Final = frozenset({FindingKind.EMPTY, FindingKind.EMPTY_WINDOW})
@@ -84,7 +86,12 @@ def _chance(loaded: LoadedTarget, ladder: LadderSpec, value: int) -> float:
         shape = rung_shape(loaded.target.shape, ladder.axis, value, "scaled")
         boot = _boot(loaded, shape)
         if boot.phase == "kv_check" or _short(boot, ladder.windows, shape):
-            shape = shape.merged(kv_cache_memory_bytes=_enough(loaded, ladder.windows, shape))
+            pools = _enough(loaded, ladder.windows, shape)
+            return fmean(_passes(loaded, shape.merged(kv_cache_memory_bytes=pool)) for pool in pools)
+    return _passes(loaded, shape)
+
+
+def _passes(loaded: LoadedTarget, shape: Shape) -> float:
     return pass_probability(_spec(loaded), shape, loaded.environment, cards=_cards(loaded, shape))
 
 
@@ -100,14 +107,18 @@ def _short(boot: Rehearsal, windows: int, shape: Shape) -> bool:
     return boot.passed and held < windows * (shape.max_model_len or 0)
 
 
-def _enough(loaded: LoadedTarget, windows: int, shape: Shape) -> int:
-    """The smallest pool that holds the windows, by the simulator's own arithmetic."""
+def _enough(loaded: LoadedTarget, windows: int, shape: Shape) -> tuple[int, int]:
+    """The smallest pool that holds the windows, by the simulator's own arithmetic, and one rounded up twice.
+
+    A rung on which only the first one passes is one of which nobody can say whether it passes.
+    """
     argv, environ = command_of(shape, loaded.environment)
     spec = _spec(loaded)
     physics = Physics(spec, parse(argv, fork=spec.dialect == "rdna4"), environ)
     window = physics.blocks_for(physics.max_model_len)
     # the block that is never handed out counts among those that the engine says it has
-    return max(windows * window, window + 1) * physics.block_bytes
+    least = max(windows * window, window + 1) * physics.block_bytes
+    return least, least + (windows + 1) * max(physics.block_bytes, _BLOCK_TOKENS * physics.kv_bytes_per_token)
 
 
 def _spec(loaded: LoadedTarget) -> MockDevice:
@@ -130,46 +141,47 @@ def disagreement(finding: Finding, real: Truth) -> str | None:
     """
     axis = finding.axis
     rungs = {axis.value(index): real.chances[axis.value(index)] for index in range(len(axis))}
-    own = Truth(chances=rungs, reference=real.reference)
     if finding.kind is FindingKind.UNDECIDED and real.reference < 1 and finding.value is None:
         return None
     if finding.kind in HONEST and not (real.certain and real.monotone):
         return None
-    if own.certain and (own.monotone or (own.connected and axis.name in TWO_SIDED)):
-        return _unexpected(finding, rungs)
-    return _untrue(finding, rungs)
+    for seen in (real, Truth(chances=rungs)):
+        if seen.certain and (seen.monotone or (seen.connected and axis.name in TWO_SIDED)):
+            return _unexpected(finding, seen.chances)
+    return _untrue(finding, real.chances)
 
 
-def _unexpected(finding: Finding, rungs: dict[int, float]) -> str | None:
-    """How a finding differs from the only right one, where what passes is one piece."""
-    good = [value for value, chance in rungs.items() if chance == 1]
-    above = [value for value in rungs if good and value > good[-1]]
+def _unexpected(finding: Finding, chances: dict[int, float]) -> str | None:
+    """How a finding differs from the only right one, where what passes is one piece.
+
+    Neighbours may be nearer to each other than the quantum, which was raised after they were booted.
+    """
+    good = [value for value, chance in chances.items() if chance == 1]
+    value, failed_at = finding.value, finding.failed_at
     if not good:
-        right = finding.kind in NOTHING and finding.value is None and rungs.get(finding.failed_at or 0) == 0
-        expected = "nothing passes"
-    else:
-        kind = FindingKind.PROVEN if above else FindingKind.CEILING_REACHED
-        expected = f"{kind} {good[-1]:,}"
-        failed_at = above[0] if above else None
-        right = (finding.kind, finding.value, finding.failed_at) == (kind, good[-1], failed_at)
-    return None if right else f"{finding.kind} {finding.value} (fails at {finding.failed_at}); in truth {expected}"
-
-
-def _untrue(finding: Finding, rungs: dict[int, float]) -> str | None:
-    """Why the proof of a finding is none."""
-    values = sorted(rungs)
-    if finding.kind is FindingKind.EMPTY:
-        low = rungs[values[0]]
-        return None if low <= 0.5 else f"empty, and the floor passes {low:.0%} of its boots"
-    if finding.value is None or not finding.proven:
-        return f"{finding.kind}: {finding.sentence}"
-    chance = rungs[finding.value]
-    if chance < 0.5:
-        return f"{finding.value} is proven and passes {chance:.0%} of its boots"
-    place = values.index(finding.value)
+        right = finding.kind in NOTHING and value is None and failed_at in chances
+        return None if right else f"{finding.kind} {value}; in truth nothing passes"
     if finding.kind is FindingKind.CEILING_REACHED:
-        return None if place == len(values) - 1 else f"{finding.value} is not the ceiling"
-    after = values[place + 1] if place + 1 < len(values) else None
-    if finding.failed_at != after or after is None:
-        return f"{finding.value} is proven by {finding.failed_at}, which is not the next rung, {after}"
-    return None if rungs[after] < 1 else f"{after} is said to fail and always passes"
+        right = value == finding.axis.ceiling == good[-1]
+    else:
+        right = value in good and finding.kind is FindingKind.PROVEN
+        next_fails = value is not None and failed_at is not None and failed_at <= value + finding.axis.quantum
+        right = right and next_fails and good[-1] < (failed_at or 0)
+    return None if right else f"{finding.kind} {value} (fails at {failed_at}); in truth {good[-1]:,} passes"
+
+
+def _untrue(finding: Finding, chances: dict[int, float]) -> str | None:
+    """Why the proof of a finding is none."""
+    value, failed_at = finding.value, finding.failed_at
+    if finding.kind is FindingKind.EMPTY:
+        low = chances[min(chances)]
+        return None if low <= 0.5 else f"empty, and the floor passes {low:.0%} of its boots"
+    if value is None or not finding.proven:
+        return f"{finding.kind}: {finding.sentence}"
+    if chances[value] < 0.5:
+        return f"{value} is proven and passes {chances[value]:.0%} of its boots"
+    if finding.kind is FindingKind.CEILING_REACHED:
+        return None if value == finding.axis.ceiling else f"{value} is not the ceiling"
+    if failed_at is None or not value < failed_at <= value + finding.axis.quantum:
+        return f"{value} is proven by {failed_at}, which is no neighbour in steps of {finding.axis.quantum}"
+    return None if chances[failed_at] < 1 else f"{failed_at} is said to fail and always passes"
