@@ -16,7 +16,8 @@ from pytest_kvbudget.budget.answers import answer
 from pytest_kvbudget.budget.model import BudgetInputError
 from pytest_kvbudget.budget.utilization import FreeAtInit, largest_utilization
 from pytest_kvbudget.config import LoadedTarget, engine_environment
-from pytest_kvbudget.planning import Experience, answer_for, ask_for
+from pytest_kvbudget.mock.spec import MockDevice
+from pytest_kvbudget.planning import Experience, answer_for, ask_for, policy_of
 from pytest_kvbudget.search.knobs import why_futile
 from pytest_kvbudget.search.model import Axis, Prior
 from pytest_kvbudget.search.pool import rung_shape
@@ -30,6 +31,12 @@ BLOCK_TOKENS: Final = {"cpu": 128}
 """Tokens of a KV block where the engine's default is not 16."""
 USUAL_UTILIZATION: Final = 0.982
 """Largest share on a card of which the driver keeps 0.57 of 31.86 GiB (RDNA4 document, section 1)."""
+READERS: Final = {
+    "reserved_headroom": frozenset({"neuron"}),
+    "kv_cap_fraction": frozenset({"neuron"}),
+    "cudagraph_per_graph": frozenset({"rdna4"}),
+}
+"""Whose engines read a knob (Neuron document, sections 1 and 3; RDNA4 document, section 2); every other one all do."""
 PRICED: Final = "max_model_len"
 """The axis whose end a plan knows: what a larger pool or more sequences fail for is no term of it."""
 
@@ -92,12 +99,31 @@ def from_the_law(sweep: SweepSpec, free: FreeAtInit | None) -> SweepSpec:
 def turns_nothing(loaded: LoadedTarget, sweep: SweepSpec, base: Shape) -> str | None:
     """Why a sweep would boot the same engine at every value, in words; ``None`` where it would not.
 
-    An engine is asked for by the target's command and environment as well as by the shape.
+    An engine is asked for by the target's command and environment as well as by the shape; and one that does not know
+    a knob is the same engine at every value.
     """
+    readers = READERS.get(sweep.name)
+    engine = _engine(loaded)
+    if readers is not None and engine is not None and engine not in readers:
+        return (
+            f"target {loaded.name} is {engine!r}, whose engine does not read {sweep.name} (that is for "
+            f"{' and '.join(sorted(readers))}), so a sweep over it tests nothing; sweep gpu_memory_utilization or "
+            "kv_cache_memory_bytes"
+        )
     asked = base.merged(
         env=engine_environment(loaded, base), extra_args=(*(loaded.target.command or ()), *base.extra_args)
     )
     return why_futile(sweep.knob, asked)
+
+
+def _engine(loaded: LoadedTarget) -> str | None:
+    """Whose flags and variables a target's engine reads; ``None`` where nobody knows."""
+    if loaded.target.backend == "mock":
+        return (loaded.target.mock or MockDevice()).dialect
+    try:
+        return policy_of(loaded)
+    except BudgetInputError:
+        return None
 
 
 def model_config(shape: Shape) -> dict[str, Any] | None:

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_kvbudget.units import GIB, MIB, SizeError, format_gib, format_size, parse_size
+from pytest_kvbudget.units import (
+    GIB,
+    MIB,
+    SizeError,
+    exact_unit,
+    format_gib,
+    format_size,
+    parse_size,
+    size_beyond,
+    size_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +77,19 @@ def test_what_is_written_reads_back_within_its_printed_precision(size_bytes: int
 def test_any_text_is_a_size_or_a_size_error(text: str) -> None:
     with suppress(SizeError):
         assert parse_size(text) >= 0
+
+
+@given(st.integers(0, 2**45), st.integers(0, 2**45))
+def test_a_size_is_exact_in_whatever_unit_it_is_asked_for(size_bytes: int, other: int) -> None:
+    assert parse_size(size_in(size_bytes, exact_unit((other,))).replace(",", "")) == size_bytes
+
+
+@given(st.integers(0, 2**45), st.sampled_from([1, 2**10, MIB, GIB]))
+def test_what_is_none_of_a_grid_is_rounded_to_the_side_that_is_asked_for(size_bytes: int, unit: int) -> None:
+    down, up = (size_beyond(size_bytes, unit, up=up).replace(",", "").split() for up in (False, True))
+    assert down[1] == up[1]
+    assert Fraction(down[0]) * unit <= size_bytes <= Fraction(up[0]) * unit
+    assert Fraction(up[0]) - Fraction(down[0]) <= Fraction(1, 100)
 
 
 def test_writes_for_people() -> None:

@@ -12,7 +12,7 @@ from pytest_kvbudget.config import LoadedTarget, load
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.specs import LadderSpec, SweepSpec, check_spec, check_sweep
 from pytest_kvbudget.units import GIB, MIB
-from pytest_kvbudget.vantage import from_the_law, largest_headroom, plan_prior
+from pytest_kvbudget.vantage import from_the_law, largest_headroom, plan_prior, turns_nothing
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -107,3 +107,15 @@ def test_the_largest_headroom_needs_the_weights(target: LoadedTarget) -> None:
     headroom = check_sweep({"knob": "reserved_headroom"})
     assert largest_headroom(target, headroom, Shape(model="m")) is None
     assert largest_headroom(target, sweep(), Shape(model="m")) is None
+
+
+@pytest.mark.parametrize("knob", ["reserved_headroom", "kv_cap_fraction", "cudagraph_per_graph"])
+def test_a_knob_that_the_engine_does_not_read_is_refused(target: LoadedTarget, knob: str) -> None:
+    said = turns_nothing(target, check_sweep({"knob": knob}), Shape(model="m"))
+    assert said is not None
+    assert said.startswith(f"target it is 'vllm', whose engine does not read {knob}")
+
+
+@pytest.mark.parametrize("knob", ["gpu_memory_utilization", "kv_cache_memory_bytes"])
+def test_knobs_of_vllm_are_read_by_every_engine(target: LoadedTarget, knob: str) -> None:
+    assert turns_nothing(target, check_sweep({"knob": knob}), Shape(model="m")) is None

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_kvbudget import lessons
 from pytest_kvbudget.climb import Climb
-from pytest_kvbudget.expectation import Expected, expected_boots
+from pytest_kvbudget.expectation import expected_boots
 from pytest_kvbudget.plugin.asking import digest, own_shape
 from pytest_kvbudget.plugin.checks import MarkerError, OneRung, one_rung, specs_of
 from pytest_kvbudget.plugin.session import KvSession
@@ -262,7 +262,8 @@ class Quest:
         """What a search is expected to cost, in words."""
         rungs = len(question.grid)
         expected = expected_boots(rungs, question.strategy, self._told, sweep=question.kind == "sweep")
-        yield f"expected: {_boots(expected)} for {rungs} rungs ({_TOLD[self._told]})"
+        most = f"at most {expected.at_most}{' rounds' if self.side_by_side else ''}"
+        yield f"expected: {expected.mean:.1f} boots, {most} for {rungs} rungs ({_TOLD[self._told]})"
         limit = self._session.settings.max_boots
         if limit is not None and limit < expected.at_most:
             yield f"--kvbudget-max-boots {limit} may end it undecided"
@@ -301,7 +302,3 @@ _TOLD = {
     "plan": "the plan says where to begin",
     "archive": "an earlier finding says where to begin",
 }
-
-
-def _boots(expected: Expected) -> str:
-    return f"{expected.mean:.1f} boots, at most {expected.at_most}"

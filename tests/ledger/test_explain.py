@@ -67,6 +67,19 @@ def test_another_programs_log_is_not_explained(data: bytes) -> None:
     assert status == 2
 
 
+def test_files_that_are_no_boot_logs_are_named_with_what_was_read_and_what_is_known(tmp_path: Path) -> None:
+    empty, other = tmp_path / "empty.log", tmp_path / "nginx.log"
+    empty.write_bytes(b"")
+    other.write_bytes(b"nginx: started\nGET / 200\n")
+    text, status = text_of(empty, other)
+    assert status == 2
+    assert text == (
+        f"this is not a boot log of an engine I know: {empty} (empty), {other} (2 lines); "
+        "known are vLLM, its RDNA4 fork, vLLM Neuron, SGLang and llama.cpp\n"
+    )
+    assert "standard input (empty)" in text_of()[0]
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     text, status = text_of(tmp_path / "gone.log")
     assert "cannot read" in text

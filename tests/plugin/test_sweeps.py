@@ -49,6 +49,12 @@ def said(result: pytest.RunResult, *lines: str) -> None:
     result.stdout.fnmatch_lines([line.replace("[", "[[]") for line in lines])
 
 
+def test_a_dry_run_says_ends_and_step_in_one_unit(project: Project) -> None:
+    sweep(project, neuron(), "knob='reserved_headroom', start='4 GiB', step='1 GiB'")
+    result = project.run("--kvbudget-dry-run")
+    said(result, "  sweep: reserved_headroom from 0.00 GiB to 36.00 GiB by 1.00 GiB, predict; first rung *")
+
+
 # -- kinds
 
 

@@ -43,6 +43,22 @@ def test_headline_says_the_verdict_in_words(
         assert "says nothing about memory" in page.text
 
 
+@pytest.mark.parametrize(
+    ("message", "lead"),
+    [
+        ("interrupted: interrupted: this boot was called off before a test body judged it",
+         "this boot was called off before a test body judged it"),
+        ("interrupted: this boot was called off: other boots had answered", "called off: other boots had answered"),
+        ("interrupted: the run ended before this boot had a verdict",
+         "interrupted: the run ended before this boot had a verdict"),
+    ],
+)  # fmt: skip
+def test_a_boot_that_was_called_off_says_it_once(tmp_path: Path, message: str, lead: str) -> None:
+    cause = Cause(phase=Phase.READY, failure_class="interrupted", sentence=message.partition(": ")[2])
+    path = write_attempt(tmp_path, attempt(4_096, Verdict.UNKNOWN, cause=cause, message=message))
+    assert read_page(write_attempt_page(path)).one("p", "lead").text == lead
+
+
 def test_cause_levers_and_evidence(tmp_path: Path) -> None:
     page = page_of(tmp_path, attempt(245_760, Verdict.FAIL))
     assert page.one("p", "lead").text == "Graph capture asked for 76.00 MiB with 0 B free on Worker_TP0."

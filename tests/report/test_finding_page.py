@@ -10,7 +10,9 @@ import pytest
 from pytest_kvbudget.archive import RunArchive
 from pytest_kvbudget.ledger.model import Cause, Lever
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.report.history import boots
 from pytest_kvbudget.report.html import write_finding_page
+from pytest_kvbudget.report.proof import proof
 from pytest_kvbudget.search.model import Axis
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, MIB
@@ -120,6 +122,42 @@ def test_proof_in_plain_words(tmp_path: Path, kind: FindingKind, changes: dict[s
     assert said in page.one("p", "prose").text
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "What lies between them was not decided; no verdict is not a failure."),
+        ({"failed_at": None}, "The largest rung that passed is 241,664 tokens. What lies above it was not decided;"),
+        ({"value": None}, "No rung passed. The smallest that failed is 245,760 tokens. What lies below it was not"),
+        ({"value": None, "failed_at": None}, "No rung passed. Nothing was decided; no verdict is not a failure."),
+    ],
+)
+def test_what_was_not_decided_is_named_by_the_ends_that_there_are(changes: dict[str, Any], said: str) -> None:
+    assert said in proof(finding_record((), kind=FindingKind.UNDECIDED, **changes))
+
+
+def test_a_number_without_a_unit_goes_with_its_name() -> None:
+    axis = Axis(name="max_num_seqs", floor=1, ceiling=16, quantum=1)
+    said = proof(finding_record((), axis=axis, value=7, failed_at=8))
+    assert said.startswith("An engine booted at max_num_seqs 7 and passed. At max_num_seqs 8, the next rung")
+
+
+def test_neighbours_of_the_proof_are_counted_apart() -> None:
+    assert "This took 4 boots, beside 2 neighbours of the proof." in proof(finding_record((), boots=4, neighbours=2))
+
+
+def test_a_confirmation_that_was_taken_over_is_called_one() -> None:
+    record = finding_record(("a", "b", "c", "d"), boots=0, reused=4)
+    record.why = ("known", "known", "confirm", "verify")
+    attempts = [
+        attempt(241_664, run=EARLIER), attempt(245_760, Verdict.FAIL, run=EARLIER),
+        attempt(241_664, run=EARLIER, number=2), attempt(237_568, run=EARLIER),
+    ]  # fmt: skip
+    taken = f"taken over from run {EARLIER.run}"
+    assert [boot.remarks for boot in boots(record, attempts)] == [
+        (taken,), (taken,), ("confirmation", taken), ("neighbour of the proof", taken),
+    ]  # fmt: skip
+
+
 def test_a_gate_bound_is_not_called_memory(tmp_path: Path) -> None:
     gate = Cause(phase=Phase.READY, failure_class="gate", sentence="assert 3 > 4", by_gate=True)
     attempts = [attempt(241_664), attempt(245_760, Verdict.FAIL, cause=gate, message="The test refused it.")]
@@ -217,36 +255,36 @@ def test_what_was_taken_over_repeated_and_noted_is_said(tmp_path: Path) -> None:
     )  # fmt: skip
     page = read_page(path)
     assert page.one("h1").text == sentence
-    assert [node.text for node in page.one("ul", "notes").all("li")] == [RAISED]
+    assert [node.text for node in page.one("ul", "notes").all("li")] == [f"Note: {RAISED}"]
     assert [row[3] for row in table_rows(page, "boots")] == [
-        f"graph capture OOM (warm, set 1, reused from run {EARLIER.run})",
-        f"(warm, set 1, reused from run {EARLIER.run})",
-        "graph capture OOM (cold, set 2)",
-        "(warm, set 1)",
-        "graph capture OOM (warm, set 1)",
+        f"graph capture OOM (warm, devices 0, 1, taken over from run {EARLIER.run})",
+        f"(warm, devices 0, 1, taken over from run {EARLIER.run})",
+        "graph capture OOM (cold, devices 2, 3)",
+        "(warm, devices 0, 1)",
+        "graph capture OOM (warm, devices 0, 1)",
     ]
     proof = page.one("section", "proof").text
     assert "This took 3 boots, of which 1 repeated one with a verdict" in proof
-    assert "beside 2 finished boots taken over from before" in proof
+    assert "beside 2 finished boots taken over." in proof
     assert "Deploy at most 239,616 tokens: three sigma below the largest that passed" in proof
     assert "one sigma of what the same boot takes is 12.00 MiB, from repeated boots in the archive" in proof
     figures = {entry.one("dt").text: entry.one("dd").text for entry in page.one("dl", "figures").all("div")}
     assert (figures["deploy at most"], figures["boots taken over"]) == ("239,616 tokens", "2")
-    assert "set 1: devices 0, 1; set 2: devices 2, 3" in page.text
-    assert page.one("svg", "ladder").all("g", "boot")[0].one("tspan", "why").text.endswith("(reused)")
+    assert "devices 0, 1: a; devices 2, 3: b" in page.text
+    assert page.one("svg", "ladder").all("g", "boot")[0].one("tspan", "why").text.endswith("(taken over)")
 
 
 def test_a_boot_that_another_ladder_of_the_run_made_is_marked(tmp_path: Path) -> None:
     before = attempt(212_992, started="2026-10-05T01:00:00.000+00:00")
     finding = write_ladder(tmp_path, [before, attempt(241_664), attempt(245_760, Verdict.FAIL)], boots=2, reused=1)
     rows = table_rows(read_page(write_finding_page(finding)), "boots")
-    assert [row[3] for row in rows] == ["(reused from an earlier ladder)", "", "graph capture OOM"]
+    assert [row[3] for row in rows] == ["(taken over from an earlier ladder)", "", "graph capture OOM"]
 
 
 def test_one_device_set_needs_no_number(tmp_path: Path) -> None:
     finding = write_ladder(tmp_path, [attempt(241_664, device_set="a"), attempt(245_760, Verdict.FAIL, device_set="a")])
     page = read_page(write_finding_page(finding))
-    assert "set 1" not in page.text
+    assert "device sets" not in page.text
     rung = read_page(next(finding.parent.rglob("rung.html")))
     pairs = {
         entry.one("dt").text: entry.one("dd").text for node in rung.all("dl", "pairs") for entry in node.all("div")
@@ -292,7 +330,10 @@ def test_a_ladder_over_a_fraction_under_other_axes(tmp_path: Path) -> None:
     assert [row[1] for row in table_rows(page, "boots")] == ["0.97", "0.90", "0.96"]
     ticks = [node.text for node in page.one("svg", "ladder").all("text", "tick")]
     assert (ticks[0], ticks[-1]) == ("0.90", "0.99")
-    assert "An engine booted at 0.96 and passed. At 0.97, the next rung" in page.one("p", "prose").text
+    assert (
+        "booted at gpu_memory_utilization 0.96 and passed. At gpu_memory_utilization 0.97, the next"
+        in page.one("p", "prose").text
+    )
     assert "In steps of 0.01 there is no rung between the two" in page.one("p", "prose").text
     assert "from 0.99 down to 0.90 in steps of 0.01: 10 rungs" in page.text
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_kvbudget.report.placing import LETTER, Place, on_the_left, places
+from pytest_kvbudget.report.placing import END, GAP, LETTER, Place, on_the_left, places, shortened
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,18 @@ def test_no_label_crosses_a_line_on_a_wide_page(ats: list[float], letters: list[
         assert high <= 101
         above = [ats[index] for index, other in enumerate(chosen) if other.level < place.level]
         assert not any(low < line < high for line in above)
+
+
+@given(text=st.text("abc ", max_size=200), at=st.floats(0, 100), before=st.integers(0, 30))
+def test_a_label_is_cut_only_where_it_would_run_past_the_plot(text: str, at: float, before: int) -> None:
+    cut = shortened(text, at, before)
+    room = max(at, END - at) - GAP
+    if cut == text:
+        assert not text or LETTER * (before + len(text)) <= room
+    else:
+        assert LETTER * (before + len(text)) > room - LETTER
+        assert not cut or (cut.endswith("…") and LETTER * (before + len(cut)) <= room)
+        assert text.startswith(cut.removesuffix("…"))
 
 
 def test_no_line_needs_no_place() -> None:

@@ -83,19 +83,32 @@ def test_a_deploy_value_is_never_rounded_towards_the_edge(extra: int, knob: str)
 def test_where_nothing_is_known_nothing_is_promised() -> None:
     assert certainty.deploy(sweep_record(replaced())) is None
     assert certainty.deploy(finding_record(())) is None
-    assert certainty.sigma(finding_record(())) is None
+    assert certainty.noise(finding_record(())) is None
+
+
+@pytest.mark.parametrize(
+    "kind", [FindingKind.UNDECIDED, FindingKind.FLAKY, FindingKind.NON_MONOTONE, FindingKind.ERROR]
+)
+def test_what_is_not_proven_is_not_deployed(kind: FindingKind) -> None:
+    assert certainty.deploy(sweep_record(replaced(kind=kind, deploy_value=4 * GIB + 192 * MIB))) is None
+    assert certainty.deploy(finding_record((), kind=kind, deploy_value=239_616)) is None
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("archive", "12.00 MiB, from repeated boots in the archive"),
-        ("residuals", "12.00 MiB, from this search's own boots"),
-        ("assumed", "12.00 MiB, assumed, not measured"),
+        ("archive", "one sigma is 12.00 MiB, from repeated boots in the archive"),
+        ("residuals", "one sigma is 12.00 MiB, from this search's own boots"),
+        ("assumed", "one sigma is 12.00 MiB, assumed, not measured"),
     ],
 )
 def test_where_sigma_comes_from(source: str, words: str) -> None:
-    assert certainty.sigma(finding_record((), sigma_bytes=12.0 * MIB, sigma_source=source)) == words
+    assert certainty.noise(finding_record((), sigma_bytes=12.0 * MIB, sigma_source=source)) == words
+
+
+def test_no_noise_is_no_measurement_of_none() -> None:
+    record = finding_record((), sigma_bytes=0.0, sigma_source="residuals")
+    assert certainty.noise(record) == "none seen between this search's own boots"
 
 
 def test_ladders_deploy_less_and_never_more() -> None:

@@ -14,6 +14,7 @@ from pytest_kvbudget.cli import main
 from pytest_kvbudget.ledger.model import Cause
 from pytest_kvbudget.records import SweepRecord
 from pytest_kvbudget.report.html import write_finding_page
+from pytest_kvbudget.report.proof import proof
 from pytest_kvbudget.report.text import attempt_lines, finding_lines
 from pytest_kvbudget.search.knobs import KNOBS
 from pytest_kvbudget.search.model import SweepFinding, SweepKey
@@ -197,6 +198,22 @@ def test_every_kind_of_finding_has_a_page_and_lines(tmp_path: Path, kind: Findin
     assert any(line.startswith("  proof ") for line in finding_lines(sweep_record(changed(found, kind=kind)), attempts))
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ({"failed_at": None}, "4.00 GiB passed. What lies below 4.00 GiB was not decided."),
+        ({"value": None}, "No value passed. 3.00 GiB failed. What lies above it was not decided."),
+        ({"value": None, "failed_at": None, "short_at": 8 * GIB, "short_by": MINIMUM},
+         "No value passed. 8.00 GiB failed for too little KV cache. What lies below 8.00 GiB was not decided."),
+        ({"value": None, "failed_at": None}, "No value passed. Nothing was decided."),
+    ],
+)  # fmt: skip
+def test_what_was_not_decided_is_named_by_the_ends_that_there_are(ends: dict[str, Any], said: str) -> None:
+    found, _ = swept(sweep(), device(3.2 * GIB, 7.5 * GIB))
+    open_end = changed(found, kind=FindingKind.UNDECIDED, bounded_by=None, short_at=None, short_by=None)
+    assert said in proof(sweep_record(changed(open_end, **ends)))
+
+
 def test_failure_classes_of_the_test_have_the_side_that_the_finding_gives_them(tmp_path: Path) -> None:
     own = msgspec.structs.replace(ALLOCATION, failure_class="our_scratch_oom", phase=Phase.WARMUP)
     search = sweep(classes={"our_scratch_oom": "allocation"})
@@ -286,10 +303,10 @@ def test_boots_of_an_earlier_run_are_marked_and_their_pages_left_alone(tmp_path:
     old.write_text("as it was", encoding="utf-8")
     page = read_page(write_finding_page(path))
     rows = table_rows(page, "boots")
-    assert rows[0][3] == f"(reused from run {earlier.run})"
-    assert not any("reused" in row[3] or "confirmation" in row[3] for row in rows[1:])
+    assert rows[0][3] == f"(taken over from run {earlier.run})"
+    assert not any("taken over" in row[3] or "confirmation" in row[3] for row in rows[1:])
     assert figures(page)["boots taken over"] == "1"
-    assert "beside 1 finished boot taken over from before" in page.one("section", "proof").text
+    assert "beside 1 finished boot taken over." in page.one("section", "proof").text
     link = page.one("table", "boots").all("a")[0].attributes["href"]
     assert (path.parent / unquote(link)).resolve() == old.resolve()
     assert old.read_text(encoding="utf-8") == "as it was"

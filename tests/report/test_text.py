@@ -14,7 +14,7 @@ from pytest_kvbudget.search.model import Hint, Limit
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
-from tests.report.building import RUN, attempt, finding_record
+from tests.report.building import RUN, attempt, finding_record, target
 
 WORDS = st.text(max_size=60)
 CAUSES = st.builds(
@@ -125,7 +125,13 @@ def test_a_finding_says_what_else_belongs_to_it_in_few_lines() -> None:
     attempts = [
         attempt(262_144, Verdict.FAIL, run=earlier, warm=True, device_set="x"),
         attempt(241_664, warm=True, device_set="x"),
-        attempt(245_760, Verdict.FAIL, warm=False, device_set="y"),
+        attempt(
+            245_760,
+            Verdict.FAIL,
+            warm=False,
+            device_set="y",
+            target=msgspec.structs.replace(target(), devices=("2", "3")),
+        ),
     ]
     note = "rungs above 262,144 were not booted"
     record = finding_record(
@@ -134,10 +140,10 @@ def test_a_finding_says_what_else_belongs_to_it_in_few_lines() -> None:
     )  # fmt: skip
     lines = finding_lines(record, attempts)
     assert lines[0] == "241,664 passed"
-    assert lines[1].endswith("; warm; set 1; reused from run 20261004T221100Z-99aa11")
-    assert lines[2].endswith("; warm; set 1")
-    assert lines[3].endswith("; cold; set 2")
-    assert "  sets      set 1: devices 0, 1; set 2: devices 0, 1" in lines
+    assert lines[1].endswith("; warm; devices 0, 1; taken over from run 20261004T221100Z-99aa11")
+    assert lines[2].endswith("; warm; devices 0, 1")
+    assert lines[3].endswith("; cold; devices 2, 3")
+    assert "  sets      devices 0, 1: x; devices 2, 3: y" in lines
     assert (
         "  deploy    at most 239,616 tokens: three sigma below the largest that passed; arithmetic, not a boot" in lines
     )

@@ -121,7 +121,7 @@ def test_nothing_passes_in_words() -> None:
     other = sweep()
     run(other, -9 * GIB, -GIB)
     assert other.finding().sentence.startswith(
-        "nothing passes: reserved_headroom 0 B, the smallest of the sweep, already failed for too little KV cache"
+        "nothing passes: reserved_headroom 0.00 GiB, the smallest of the sweep, already failed for too little KV cache"
     )
 
 

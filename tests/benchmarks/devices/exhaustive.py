@@ -67,28 +67,43 @@ def truth(loaded: LoadedTarget, ladder: LadderSpec) -> Truth:
         UsageError: the engine refuses the command line of a rung.
     """
     axis = ladder.rungs
-    own = getattr(loaded.target.shape, ladder.axis)
-    return Truth(
-        chances={value: _chance(loaded, ladder, value) for value in map(axis.value, range(len(axis)))},
-        reference=_chance(loaded, ladder, own) if ladder.pool == "scaled" else 1.0,
-    )
-
-
-def _chance(loaded: LoadedTarget, ladder: LadderSpec, value: int) -> float:
-    """The chance that a rung passes and holds its windows."""
+    rungs = [axis.value(index) for index in range(len(axis))]
+    base = loaded.target.shape
     if ladder.pool == "fixed":
-        shape = turn(loaded.target.shape, ladder.axis, ladder.rungs.setting(value))
-        # one window fits wherever the engine's own check lets a boot pass
-        if ladder.windows > 1 and _short(_boot(loaded, shape), ladder.windows, shape):
-            return 0.0
-    else:
-        # a scaled pool that is short says nothing about the rung: what counts is whether one that is not would do
-        shape = rung_shape(loaded.target.shape, ladder.axis, value, "scaled")
-        boot = _boot(loaded, shape)
-        if boot.phase == "kv_check" or _short(boot, ladder.windows, shape):
-            pools = _enough(loaded, ladder.windows, shape)
-            return fmean(_passes(loaded, shape.merged(kv_cache_memory_bytes=pool)) for pool in pools)
+        shapes = {value: turn(base, ladder.axis, axis.setting(value)) for value in rungs}
+        return Truth(chances={value: _chance(loaded, ladder, shape) for value, shape in shapes.items()})
+    served = _roomy(loaded, ladder, base)
+    found = [
+        {value: _scaled_chance(loaded, ladder, rung_shape(one, ladder.axis, value, "scaled")) for value in rungs}
+        for one in served
+    ]
+    reference = fmean(_passes(loaded, one) for one in served)
+    return Truth(chances={value: fmean(chances[value] for chances in found) for value in rungs}, reference=reference)
+
+
+def _chance(loaded: LoadedTarget, ladder: LadderSpec, shape: Shape) -> float:
+    """The chance that a shape passes and holds its windows."""
+    # one window fits wherever the engine's own check lets a boot pass
+    if ladder.windows > 1 and _short(_boot(loaded, shape), ladder.windows, shape):
+        return 0.0
     return _passes(loaded, shape)
+
+
+def _scaled_chance(loaded: LoadedTarget, ladder: LadderSpec, shape: Shape) -> float:
+    """The same with a scaled pool: one that is short says nothing, what counts is whether one that is not would do."""
+    return fmean(_passes(loaded, one) for one in _roomy(loaded, ladder, shape))
+
+
+def _roomy(loaded: LoadedTarget, ladder: LadderSpec, shape: Shape) -> tuple[Shape, ...]:
+    """The shape; where its pool is short, with the smallest that is not, and with one that was rounded up twice.
+
+    Where only the smallest one passes, nobody can say whether the shape does.
+    """
+    boot = _boot(loaded, shape)
+    if boot.phase != "kv_check" and not _short(boot, ladder.windows, shape):
+        return (shape,)
+    pools = _enough(loaded, ladder.windows, shape)
+    return tuple(shape.merged(kv_cache_memory_bytes=pool) for pool in pools)
 
 
 def _passes(loaded: LoadedTarget, shape: Shape) -> float:
@@ -108,10 +123,7 @@ def _short(boot: Rehearsal, windows: int, shape: Shape) -> bool:
 
 
 def _enough(loaded: LoadedTarget, windows: int, shape: Shape) -> tuple[int, int]:
-    """The smallest pool that holds the windows, by the simulator's own arithmetic, and one rounded up twice.
-
-    A rung on which only the first one passes is one of which nobody can say whether it passes.
-    """
+    """The smallest pool that holds the windows, by the simulator's own arithmetic, and one rounded up twice."""
     argv, environ = command_of(shape, loaded.environment)
     spec = _spec(loaded)
     physics = Physics(spec, parse(argv, fork=spec.dialect == "rdna4"), environ)
@@ -135,20 +147,15 @@ def _cards(loaded: LoadedTarget, shape: Shape) -> list[int]:
 def disagreement(finding: Finding, real: Truth) -> str | None:
     """What is wrong with a finding, in words; ``None`` where it agrees with every rung's boot.
 
-    A finding speaks of the rungs of its own axis, whose quantum may have been raised. Where a rung passes now and
-    then, or a longer one passes and a shorter one does not, no rung is the only right answer: the proof has to be
-    true all the same, and `HONEST` findings are right too.
+    Its neighbours may be as far apart as its own quantum, which may have been raised. Where a rung passes now and then,
+    or a longer one passes and a shorter one does not, no rung is the only right answer: the proof has to be true all
+    the same, and `HONEST` findings are right too.
     """
-    axis = finding.axis
-    rungs = {axis.value(index): real.chances[axis.value(index)] for index in range(len(axis))}
     if finding.kind is FindingKind.UNDECIDED and real.reference < 1 and finding.value is None:
         return None
-    if finding.kind in HONEST and not (real.certain and real.monotone):
-        return None
-    for seen in (real, Truth(chances=rungs)):
-        if seen.certain and (seen.monotone or (seen.connected and axis.name in TWO_SIDED)):
-            return _unexpected(finding, seen.chances)
-    return _untrue(finding, real.chances)
+    if real.certain and (real.monotone or (real.connected and finding.axis.name in TWO_SIDED)):
+        return _unexpected(finding, real.chances)
+    return None if finding.kind in HONEST else _untrue(finding, real.chances)
 
 
 def _unexpected(finding: Finding, chances: dict[int, float]) -> str | None:
