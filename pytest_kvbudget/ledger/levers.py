@@ -326,10 +326,9 @@ def with_limits(levers: tuple[Lever, ...], limits: dict[tuple[str, str], str]) -
     )
 
 
-_POOL_CLASSES: Final = frozenset(
-    {"kv_check_short", "kv_budget_nonpositive", "kv_alloc_oom", "graph_capture_oom", "warmup_oom", "request_oom"}
-)
-"""Classes in which the utilization matters because it sizes the pool."""
+_TOO_SMALL: Final = frozenset({"kv_check_short", "kv_budget_nonpositive", "max_num_seqs_exceeds_state"})
+_POOL_CLASSES: Final = _TOO_SMALL | {"kv_alloc_oom", "graph_capture_oom", "warmup_oom", "request_oom"}
+"""Classes in which the utilization matters because it sizes the pool: too small a one, or too large."""
 
 
 def levers_for(
@@ -360,7 +359,7 @@ def levers_for(
     if not pinned or failure_class not in _POOL_CLASSES:
         return levers
     kept = [lever for lever in levers if lever.name not in {"gpu_memory_utilization", "kv_cache_memory_bytes"}]
-    direction: Direction = "raise" if failure_class in {"kv_check_short", "kv_budget_nonpositive"} else "lower"
+    direction: Direction = "raise" if failure_class in _TOO_SMALL else "lower"
     pool = _lever("kv_cache_memory_bytes", direction, "helps", "the pool is pinned to it")
     useless = _lever("gpu_memory_utilization", direction, "useless", "pinned KV bytes ignore it")
     return (pool, *kept, useless)

@@ -262,8 +262,8 @@ class Quest:
         """What a search is expected to cost, in words."""
         rungs = len(question.grid)
         expected = expected_boots(rungs, question.strategy, self._told, sweep=question.kind == "sweep")
-        most = f"at most {expected.at_most}{' rounds' if self.side_by_side else ''}"
-        yield f"expected: {expected.mean:.1f} boots, {most} for {rungs} rungs ({_TOLD[self._told]})"
+        bound = f"at most {expected.at_most}{' rounds' if self.side_by_side else ''}"
+        yield f"expected: {expected.mean:.1f} boots, {bound} for {rungs} rungs ({_TOLD[self._told]})"
         limit = self._session.settings.max_boots
         if limit is not None and limit < expected.at_most:
             yield f"--kvbudget-max-boots {limit} may end it undecided"

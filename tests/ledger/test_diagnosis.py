@@ -302,3 +302,13 @@ def test_a_plan_that_lacks_room_is_a_matter_of_memory_and_one_without_specs_is_n
     assert (cause.failure_class, cause.phase) == ("plan_refused", Phase.ARGUMENT)
     assert verdict_on(cause) is verdict
     assert {lever.effect for lever in cause.levers if lever.name == "max_model_len"} == {window}
+
+
+@pytest.mark.parametrize("failure_class", ["kv_check_short", "max_num_seqs_exceeds_state"])
+def test_a_pinned_pool_that_is_too_small_is_raised_itself(failure_class: str) -> None:
+    levers = {
+        lever.name: (lever.direction, lever.effect)
+        for lever in levers_for(failure_class, "vllm", Phase.KV_CHECK, pinned=True)
+    }
+    assert levers["kv_cache_memory_bytes"] == ("raise", "helps")
+    assert levers["gpu_memory_utilization"] == ("raise", "useless")

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_kvbudget.report.html import write_finding_page
 from pytest_kvbudget.report.text import finding_lines
+from pytest_kvbudget.search import sweep_sentences
 from pytest_kvbudget.search.model import Axis, Finding
 from pytest_kvbudget.search.noise import Noise
 from pytest_kvbudget.search.sentences import of
@@ -57,8 +58,9 @@ def test_a_value_to_deploy_is_rounded_away_from_the_edge_in_the_sentence_too() -
     search = Sweep(HEADROOM, lowest=0, highest=36 * GIB, start=4 * GIB, noise=Noise(sigma_bytes=64 * MIB))
     found, _ = swept(search, device(2.5 * GIB, 99 * GIB))
     assert found.value == 3 * GIB
-    assert "deploy 3." in found.sentence
-    assert "MiB" not in found.sentence
+    said = sweep_sentences.of(search.knob, changed(found, deploy_value=3_264 * MIB), "")
+    assert "deploy 3.19 GiB, three sigma away" in said
+    assert "MiB" not in said
 
 
 def test_a_ladder_over_bytes_counts_all_its_rungs_in_one_unit() -> None:

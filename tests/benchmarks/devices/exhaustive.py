@@ -21,10 +21,13 @@ from pytest_kvbudget.search.pool import rung_shape
 from pytest_kvbudget.search.turn import turn
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.specs import LadderSpec
+from pytest_kvbudget.units import GIB
 from pytest_kvbudget.verdict import FindingKind
 
 _TOKENS: Final = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _BLOCK_TOKENS: Final = 128
+_DIGITS_BYTES: Final = int(0.02 * GIB)
+"""What the last digits of need and pool leave open where an engine says how far a pool is from enough."""
 TWO_SIDED: Final = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes"})
 """Axes on which too little fails as well as too much."""
 NOTHING: Final = frozenset({FindingKind.EMPTY, FindingKind.EMPTY_WINDOW})
@@ -130,7 +133,8 @@ def _enough(loaded: LoadedTarget, windows: int, shape: Shape) -> tuple[int, int]
     window = physics.blocks_for(physics.max_model_len)
     # the block that is never handed out counts among those that the engine says it has
     least = max(windows * window, window + 1) * physics.block_bytes
-    return least, least + (windows + 1) * max(physics.block_bytes, _BLOCK_TOKENS * physics.kv_bytes_per_token)
+    rounding = (windows + 1) * max(physics.block_bytes, _BLOCK_TOKENS * physics.kv_bytes_per_token)
+    return least, least + rounding + _DIGITS_BYTES
 
 
 def _spec(loaded: LoadedTarget) -> MockDevice:
