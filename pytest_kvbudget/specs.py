@@ -36,7 +36,10 @@ DEFAULT_ENDS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "kv_cache_memory_bytes": (None, None),
     "cudagraph_per_graph": (0, 64 * MIB),  # the RDNA4 fork charges 52 MiB by itself
 }
-"""Ends of a sweep where its marker names none. Without a lower one: one step. Without an upper: it has to, or the shape."""
+"""Ends of a sweep where its marker names none.
+
+No lower end: one step. No upper end: the marker has to name it, or the shape pins it.
+"""
 
 
 class SpecError(Exception):

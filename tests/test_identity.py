@@ -134,7 +134,9 @@ def test_a_target_is_the_same_on_each_of_its_device_sets_and_rungs(simulated: Su
     assert other.target == simulated.identity().target
 
 
-@pytest.mark.parametrize("name", ["VLLM_CACHE_ROOT", "PYTORCH_CUDA_ALLOC_CONF", "LD_LIBRARY_PATH", "HF_HOME", "HIP_X"])
+@pytest.mark.parametrize(
+    "name", ["VLLM_CACHE_ROOT", "PYTORCH_CUDA_ALLOC_CONF", "LD_LIBRARY_PATH", "HF_HOME", "HIP_X", "PYTHONPATH"]
+)
 def test_what_an_engine_inherits_is_a_part(simulated: Subject, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv(name, raising=False)
     before = simulated.identity()
@@ -164,6 +166,8 @@ def test_what_no_engine_reads_is_none(simulated: Subject, monkeypatch: pytest.Mo
     before = simulated.identity()
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_it.py::test_it (call)")
     monkeypatch.setenv("EDITOR", "ed")
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONPYCACHEPREFIX"):
+        monkeypatch.setenv(name, "1")
     assert simulated.identity() == before
 
 

@@ -63,12 +63,17 @@ def _find(text: str, rows: tuple[CompiledRow, ...], *, partial: bool) -> tuple[F
     return tuple(each for each in found if each is not None)
 
 
+def _sure(text: str) -> int:
+    """Where the last figure of a text whose end has not come begins, if it ends in one: ``179.`` may be ``179.3``."""
+    return min(len(text.rstrip("0123456789.,")), len(text) - 1)
+
+
 def _match(compiled: CompiledRow, text: str, *, partial: bool) -> Found | None:
     match = compiled.main.regex.search(text)
     if match is None:
         begins = compiled.row.wraps and not partial
         return Found(compiled, False, {}, frozenset(), complete=False) if begins else None
-    end = len(text) - 1 if partial else None
+    end = _sure(text) if partial else None
     readings = compiled.main.readings(match, end)
     loose = loose_names(compiled.main, match)
     complete = True

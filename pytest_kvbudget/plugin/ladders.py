@@ -235,7 +235,7 @@ class LadderRun:
         """
         for value in question.moot():
             running = {label: booting for label, (plan, booting) in self._running.items() if plan.value == value}
-            if any(booting.done and booting.attempt.record.verdict is Verdict.FAIL for booting in running.values()):
+            if any(booting.attempt.record.verdict is Verdict.FAIL for booting in running.values()):
                 continue
             for label in running:
                 self._end(label)

@@ -62,7 +62,11 @@ def pool_short(ledger_tokens: int, windows: int, max_model_len: int) -> bool:
 
 
 def next_pool_bytes(ledger: BootLedger, shape: Shape, windows: int, *, block_tokens: int) -> int | None:
-    """The pool for the next boot of a rung whose scaled pool was short; ``None`` where the boot tells no rate.
+    """The pool for the next boot of a rung whose scaled pool was short; ``None`` where the boot does not tell.
+
+    By the engine's own count of tokens where it got so far. Of a KV check that failed, by what it says that a window
+    needs, to the last printed digit and with the block that is never handed out; or by its estimate, which is finer,
+    but only where it agrees with the need: an engine's estimate is no truth.
 
     Args:
         ledger: of the boot.
@@ -70,37 +74,28 @@ def next_pool_bytes(ledger: BootLedger, shape: Shape, windows: int, *, block_tok
         windows: full windows that the pool must hold.
         block_tokens: tokens of a KV block, at most, where the log does not say more.
     """
-    printed = ledger.get("block_size")
-    block = block_tokens
-    if ledger.get("kv_tokens") is None and isinstance(printed, int):
-        # a count is in proportion to the pool; what is known of a check that failed is so in whole blocks only
-        block = max(block, printed)
-    held = tokens_held(ledger, shape, block_tokens=block)
-    if held is None or shape.max_model_len is None or shape.kv_cache_memory_bytes is None:
+    window, pool = shape.max_model_len, shape.kv_cache_memory_bytes
+    if not window or not pool:
         return None
-    return measured_pool_bytes(shape.kv_cache_memory_bytes, held, windows, shape.max_model_len, block_tokens=block)
-
-
-def tokens_held(ledger: BootLedger, shape: Shape, *, block_tokens: int) -> int | None:
-    """Tokens that a pool which came out short holds at this geometry, at least; ``None`` where the boot does not tell.
-
-    Its own count where it got so far. Of a KV check that failed, the estimate, but only where it agrees with the need
-    and the pool: an engine's estimate is no truth. Else what the need says, less what its printed digits leave open
-    and the block that is never handed out.
-    """
     counted = ledger.get("kv_tokens")
     if isinstance(counted, int) and counted > 0:
-        return counted
-    need, estimate = ledger.facts.get("kv_needed_bytes"), ledger.get("estimated_max_model_len")
-    window, pool = shape.max_model_len, shape.kv_cache_memory_bytes
-    if need is None or isinstance(need.value, str) or not window or not pool:
+        return measured_pool_bytes(pool, counted, windows, window, block_tokens=block_tokens)
+    need, estimate, printed = (
+        ledger.facts.get("kv_needed_bytes"),
+        ledger.get("estimated_max_model_len"),
+        ledger.get("block_size"),
+    )
+    if need is None or isinstance(need.value, str):
         return None
-    sizes = (float(need.value) + need.precision, float(need.value) - need.precision)
-    least, most = (window * pool / size if size > 0 else math.inf for size in sizes)
-    if isinstance(estimate, int) and least - 2 * block_tokens <= estimate <= min(most, window - 1):
-        return estimate // block_tokens * block_tokens or None
-    held = int(least) - block_tokens
-    return held if held > 0 else None
+    # what is known of a check that failed is so in whole blocks only
+    block = max(block_tokens, printed if isinstance(printed, int) else 1)
+    most, least = float(need.value) + need.precision, float(need.value) - need.precision
+    by_need = math.ceil(most * (windows + block / window))
+    agrees = isinstance(estimate, int) and window * pool / most - 2 * block <= estimate < window
+    if not agrees or not isinstance(estimate, int) or estimate < block or estimate * least > window * pool:
+        return by_need
+    by_estimate = measured_pool_bytes(pool, estimate // block * block, windows, window, block_tokens=block)
+    return min(by_need, by_estimate)
 
 
 def measured_pool_bytes(

@@ -270,3 +270,14 @@ def test_bars_that_say_the_same_again_are_passed_over_and_the_next_phase_is_not(
     assert quick == slow.ledger()
     assert quick.facts["graph_capture_bytes"].evidence.line == 3
     assert [milestone.evidence.line for milestone in quick.milestones] == [1, 3]
+
+
+@pytest.mark.parametrize("cut", ["179.3", "179.", "179", "17"])
+def test_a_figure_at_the_end_of_a_text_that_is_not_over_is_none(cut: str) -> None:
+    """``179.`` may be the beginning of ``179.3``: the rest of the line has not come."""
+    plan = (DATA / "cases" / "rdna4-plan-65536.log").read_bytes()
+    line = next(line for line in plan.splitlines() if b"MemAvailable 179.3" in line)
+    before = plan[: plan.index(line)]
+    begun = line[: line.index(b"179.3")] + cut.encode()
+    assert read_bytes(before + line + b"\n").get("host_mem_available_bytes") is not None
+    assert read_bytes(before + begun).get("host_mem_available_bytes") is None

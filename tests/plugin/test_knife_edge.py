@@ -142,6 +142,47 @@ def test_survives(kv_engine): ...
     result.stdout.fnmatch_lines(["*test_survives: MARGINAL: min_free: rank 0 (device 0) had *at least 31.00 GiB free*"])
 
 
+def test_another_test_of_the_same_engine_is_not_said_to_be_marginal(project: Project) -> None:
+    project.configure(shape="max_model_len = 4096")
+    project.tests(
+        """
+import pytest
+
+def test_before(kv_engine): ...
+
+@pytest.mark.knife_edge(hold=8, min_free="31 GiB")
+def test_survives(kv_engine): ...
+
+def test_after(kv_engine): ...
+"""
+    )
+    result = project.run()
+    result.assert_outcomes(passed=3)
+    assert only(project).verdict is Verdict.MARGINAL
+    said = [line.partition(": MARGINAL: ")[0] for line in result.outlines if ": MARGINAL: " in line]
+    assert said == ["test_it.py::test_survives"]
+
+
+def test_what_a_request_took_and_kept_is_seen_however_short_it_was(project: Project) -> None:
+    """1 MiB for each of its tokens, kept by the allocator; one sample a second, and no gate that would ask for one."""
+    project.configure(shape="max_model_len = 4096", mock="request_peak_per_token = 1_048_576", limits="trace_hz = 1")
+    project.tests(
+        """
+import pytest
+
+@pytest.mark.knife_edge(prompt_tokens=64, max_tokens=64, prefill=False)
+def test_survives(kv_engine): ...
+"""
+    )
+    project.run().assert_outcomes(passed=1)
+    record = only(project)
+    assert record.trace is not None
+    (ready,) = [reading for reading in record.memory if reading.moment == "ready"]
+    (window,) = next(phase for phase in record.trace.phases if phase.phase == "request").devices
+    assert window is not None
+    assert window.peak_used_bytes >= ready.devices[0].used_bytes + 64 * MIB
+
+
 def test_a_rung_passes_only_if_it_survives(project: Project) -> None:
     # with 1 MiB per token of a request and 8 GiB free, about 8,000 tokens are survived; all 51,072 boot
     project.configure(

@@ -239,6 +239,16 @@ def test_a_rung_alone_is_booted_once_and_proves_no_boundary(project: Project) ->
     assert project.findings() == []
 
 
+@pytest.mark.parametrize("rung", [f"{WINNER:,}", f"max_model_len={WINNER:,}"])
+def test_a_rung_is_taken_as_tables_write_it(project: Project, rung: str) -> None:
+    project.tests(LADDER)
+
+    project.run("--kvbudget-rung", rung).assert_outcomes(passed=2)
+
+    (record,) = project.attempts()
+    assert record.shape.max_model_len == WINNER
+
+
 def test_what_kv_shape_is_overridden_to_is_what_rungs_boot(project: Project) -> None:
     project.tests("""
 import pytest

@@ -11,6 +11,9 @@ import pytest
 
 from pytest_kvbudget.records import AttemptRecord
 from pytest_kvbudget.verdict import FindingKind, Verdict
+from pytest_kvbudget.config import load
+from pytest_kvbudget.device.leases import acquire
+from pytest_kvbudget.engine.backends.mock import MockBackend
 from tests.conftest import Project, rows
 from tests.plugin.searching import GIB, card, chances, gib, largest, neuron, smallest
 
@@ -222,6 +225,57 @@ def test_a_boot_that_would_not_be_over_in_time_does_not_begin(project: Project, 
     result.stdout.fnmatch_lines([f"*undecided: --kvbudget-until {until:%H:%M} is reached*"])
 
 
+BUSY = """
+import os
+from pytest_kvbudget.plugin import quest
+
+def pytest_runtest_logstart():
+    until = real.datetime.fromisoformat(os.environ["TEST_UNTIL"])
+    quest.datetime.ahead = until - real.datetime.now() - real.timedelta(seconds=1)
+"""
+"""The test begins one second before the time."""
+
+
+@pytest.mark.parametrize("devices", ["0", "0, 1"])
+def test_devices_are_not_waited_for_past_the_time(
+    project: Project, monkeypatch: pytest.MonkeyPatch, devices: str
+) -> None:
+    """Another run holds them: nothing is booted once they are free, and the limit is the reason."""
+    project.configure(devices=devices)
+    project.tests(CLOCK + BUSY, "conftest.py")
+    ladder(project)
+    until = (datetime.now() + timedelta(hours=2)).replace(second=0, microsecond=0)
+    monkeypatch.setenv("TEST_UNTIL", until.isoformat())
+    loaded = load(project.path / "kvbudget.toml").pick(None)
+    held = [
+        acquire(
+            [((device,), MockBackend().lease_names(loaded, [device]))], run="other", purpose="a deploy", timeout_s=1
+        )
+        for device in devices.split(", ")
+    ]
+    try:
+        result = project.run(f"--kvbudget-until={until.isoformat()}")
+    finally:
+        for lease in held:
+            lease.close()
+
+    result.assert_outcomes(failed=1)
+    assert project.attempts() == []
+    result.stdout.fnmatch_lines([f"*undecided: --kvbudget-until {until:%H:%M} is reached; nothing was booted"])
+
+
+def test_a_search_that_a_limit_ends_after_a_pass_shows_no_healthy_boot(project: Project) -> None:
+    project.tests(LADDER.format(more=", strategy='bisect'").replace("131_072", "32_768"))
+
+    result = project.run("--kvbudget-max-boots=1")
+
+    result.assert_outcomes(failed=1)
+    assert last(project).verdict is Verdict.PASS
+    result.stdout.fnmatch_lines(["undecided: the limit of 1 boots is reached; *", "finding: *finding.json"])
+    result.stdout.no_fnmatch_line("the deciding boot:*")
+    result.stdout.no_fnmatch_line("*log ends*")
+
+
 # -- several device sets
 
 
@@ -291,6 +345,41 @@ def test_boots_that_others_have_answered_are_called_off_and_are_no_verdict(proje
     assert finding.boots == len(project.attempts()) - len(called_off)
     shown = {shown for shown, _ in rows(result.outlines)}
     assert not shown & {str(attempt.shape.max_model_len) for attempt in called_off}
+
+
+INTERRUPT = """
+import os, pathlib, signal, threading, time
+
+def when_several_boot():
+    while len(set(pathlib.Path().rglob("engine.log"))) < 3:
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGINT)
+
+def pytest_runtest_logstart():
+    threading.Thread(target=when_several_boot, daemon=True).start()
+"""
+
+
+def test_an_interruption_shows_every_boot_that_it_cut_short(project: Project) -> None:
+    """No boot is over, and yet there is a finding: it has them all, and counts none."""
+    project.configure(devices="0, 1, 2", mock="seconds = { weights_load = 40 }")
+    project.tests(INTERRUPT, "conftest.py")
+    ladder(project)
+
+    result = project.run(timeout=50)
+
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    (record,) = project.findings()
+    finding = record.finding
+    assert (finding.kind, finding.boots, finding.value) == (FindingKind.UNDECIDED, 0, None)
+    assert len(record.attempts) == len(project.attempts()) == 3
+    assert {attempt.verdict for attempt in project.attempts()} == {Verdict.UNKNOWN}
+    assert all(attempt.message.startswith("interrupted: ") for attempt in project.attempts())
+    said = "undecided: the run was interrupted; --kvbudget-resume takes over what is finished; *"
+    result.stdout.fnmatch_lines(["test_it.py::test_window:", said])
+    shown = [line for line in result.outlines if "UNKNOWN  interrupted" in line]
+    assert len(shown) == 3
+    assert not any("confirmation" in line for line in shown)
 
 
 @pytest.mark.parametrize("skew", ["0", "512 MiB"])

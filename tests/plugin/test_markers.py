@@ -23,7 +23,19 @@ WRONG = {
         "@pytest.mark.ladder(start=4096, floor=1024, strategy='luck')",
         "*ladder: strategy='luck'; accepted are *'predict'*",
     ),
-    "pool": ("@pytest.mark.ladder(start=4096, floor=1024, pool='big')", "*@pytest.mark.ladder: *'big'*pool*"),
+    "pool": (
+        "@pytest.mark.ladder(start=4096, floor=1024, pool='big')",
+        "*ladder: pool='big'; accepted are 'fixed', 'scaled'",
+    ),
+    "first": ("@pytest.mark.ladder(start=4096, floor=1024, first=4096)", "*ladder: first=4096; accepted are 'ceiling'"),
+    "verify": (
+        "@pytest.mark.ladder(start=4096, floor=1024, verify=True)",
+        "*ladder: verify=True; accepted are 'neighbours'",
+    ),
+    "fine step": (
+        "@pytest.mark.headroom_sweep(knob='reserved_headroom', step='1 GiB', fine_step='300 MiB')",
+        "*headroom_sweep: fine_step is *, and step is *; expected a whole number of fine steps in a step*",
+    ),
     "gate": ("@pytest.mark.boot_gate(window=2)", "*boot_gate: unknown argument 'window'; accepted are windows, min_t*"),
     "gate number": ("@pytest.mark.boot_gate(windows=0)", "*@pytest.mark.boot_gate: windows=0; expected a whole*"),
     "shape": (

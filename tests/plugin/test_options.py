@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import datetime, timedelta
 
 import psutil
 import pytest
@@ -234,7 +235,9 @@ def test_a_dry_run_shows_commands_environment_and_first_rungs_and_starts_nothing
     assert not (project.path / "sysfs").exists()
 
 
-def test_the_winner_can_be_left_serving(project: Project) -> None:
+@pytest.mark.parametrize("devices", ["0", "0, 1, 2"])
+def test_the_winner_can_be_left_serving(project: Project, devices: str) -> None:
+    project.configure(devices=devices)
     project.tests(LADDER + "def test_plain(kv_target): pass\n")
 
     result = project.run("--kvbudget-leave-serving")
@@ -261,6 +264,18 @@ def test_the_winner_can_be_left_serving(project: Project) -> None:
     assert not alive
 
 
+@pytest.mark.parametrize("devices", ["0", "0, 1, 2"])
+def test_what_is_no_proof_leaves_nothing_serving_and_says_so(project: Project, devices: str) -> None:
+    project.configure(devices=devices)
+    project.tests(LADDER)
+
+    result = project.run("--kvbudget-leave-serving", "--kvbudget-max-boots=1")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["nothing is left serving: the finding is no proof"])
+    assert not any(record.left_serving for record in project.attempts())
+
+
 def test_only_one_ladder_can_be_left_serving(project: Project) -> None:
     project.tests(LADDER + LADDER.replace("test_window", "test_second"))
 
@@ -269,3 +284,16 @@ def test_only_one_ladder_can_be_left_serving(project: Project) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--kvbudget-leave-serving with 2 ladders and sweeps selected*"])
     assert project.attempts() == []
+
+
+@DISTRIBUTIONS
+def test_a_time_is_shown_with_its_day(project: Project, how: tuple[str, ...]) -> None:
+    """A minute ago means tomorrow."""
+    project.tests(LADDER)
+    before = datetime.now() - timedelta(minutes=2)
+
+    result = project.run(*how, f"--kvbudget-until={before:%H:%M}", "--kvbudget-max-boots=1")
+
+    tomorrow = before + timedelta(days=1)
+    result.stdout.fnmatch_lines([f"kvbudget: until {tomorrow:%Y-%m-%d %H:%M} (local time): no boot of a search *"])
+    assert len(project.attempts()) == 1

@@ -64,6 +64,30 @@ def test_a_body_that_raises_ends_the_ladder_as_error_after_one_boot(project: Pro
     result.stdout.fnmatch_lines(["*no such metric*", "bracket on max_model_len: nothing passed, nothing failed"])
 
 
+@DISTRIBUTIONS
+def test_a_body_that_pytest_cannot_run_is_an_error_and_no_gate(project: Project, how: tuple[str, ...]) -> None:
+    project.tests(BODY.format(body="pass").replace("def test_window", "async def test_window"))
+
+    result = project.run(*how)
+
+    result.assert_outcomes(failed=1)
+    assert [verdict for _, verdict in rows(result.outlines)] == ["ERROR"]
+    (finding,) = project.findings()
+    assert finding.finding.kind is FindingKind.ERROR
+    result.stdout.fnmatch_lines(["*async def functions are not natively supported*"])
+
+
+@pytest.mark.parametrize("how", ["skip", "xfail"])
+def test_a_search_that_its_body_ends_says_so(project: Project, how: str) -> None:
+    project.tests(BODY.format(body=f"pytest.{how}('not today')"))
+
+    project.run()
+
+    (record,) = project.findings()
+    assert record.finding.kind is FindingKind.UNDECIDED
+    assert f"the test body called pytest.{how}: not today" in record.finding.sentence
+
+
 MADE_BY_THE_TEST = {
     "error": ("1 / 0", "ERROR", "    1 / 0", "E   ZeroDivisionError: division by zero"),
     "gate": ("held(kv_rung)", "FAIL", "    assert int(rung) < 0, 'too few'", "E   AssertionError: too few"),

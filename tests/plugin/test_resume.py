@@ -15,7 +15,7 @@ import pytest
 from pytest_kvbudget.archive import read_attempt
 from pytest_kvbudget.records import AttemptRecord
 from pytest_kvbudget.verdict import FindingKind
-from tests.conftest import Project
+from tests.conftest import Project, properties, rows
 from tests.plugin.searching import chances, gib, largest, neuron, smallest
 
 KILLER = """
@@ -168,6 +168,12 @@ def test_what_was_reused_is_said_with_its_run(project: Project, how: tuple[str, 
         assert reused["kvbudget.reused"] == run
         assert Path(reused["kvbudget.record"] or "").is_file()
     result.stdout.fnmatch_lines(["max_model_len * passed and * failed *; proven with * boots and 2 taken over*"])
+    numbers = [
+        properties(project.junit()[f"test_window[max_model_len={value}]"])["kvbudget.boot"]
+        for value, _ in rows(result.outlines)
+    ]
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    result.stdout.fnmatch_lines(["test_it.py::test_window[[]max_model_len=*, boot 3, simulated)"])
 
 
 def test_without_the_option_everything_is_booted(project: Project) -> None:
@@ -309,11 +315,17 @@ def test_deploy(kv_engine): ...
 """
     )
     project.tests(KILLER, "conftest.py")
+    project.run("--kvbudget-archive=undisturbed").assert_outcomes(passed=1)
+    before = settled(project)
+    runs = {record.run.run for record in before}
 
     assert kill_at_every_step(project, "row:1") >= 5
 
-    boots = Counter((record.shape.max_num_seqs, record.shape.max_model_len) for record in settled(project))
+    after = [record for record in settled(project) if record.run.run not in runs]
+    boots = Counter((record.shape.max_num_seqs, record.shape.max_model_len) for record in after)
     assert max(boots.values()) == 1
+    undisturbed = Counter((record.shape.max_num_seqs, record.shape.max_model_len) for record in before)
+    assert boots == undisturbed, "it went another way"
     last = {record.finding.axis.name: record.finding for record in project.findings()}
     assert {finding.kind for finding in last.values()} == {FindingKind.PROVEN}
     assert set(last) == {"max_num_seqs", "max_model_len"}

@@ -53,7 +53,9 @@ def test_pytest_html_has_a_row_with_verdict_and_links_for_each_rung(project: Pro
         "test_it.py::test_window": "PROVEN",
         "test_it.py::test_boots": "PASS",
     }
-    assert column == {name: f'<td class="col-kvbudget">{verdict} (simulated)</td>' for name, verdict in verdicts.items()}
+    assert column == {
+        name: f'<td class="col-kvbudget">{verdict} (simulated)</td>' for name, verdict in verdicts.items()
+    }
     for name, (case, *_) in cases.items():
         links = {extra["name"]: extra["content"] for extra in case["extras"]}
         assert set(links) == ({"record", "page"} if name.endswith("::test_window") else {"record", "log", "page"})

@@ -15,7 +15,6 @@ from pytest_kvbudget.search.pool import (
     pool_short,
     rung_shape,
     scaled_pool_bytes,
-    tokens_held,
 )
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB
@@ -130,9 +129,11 @@ def test_without_a_pin_it_is_utilization_that_moves_the_pool() -> None:
     assert cause.levers[0].name == "gpu_memory_utilization"
 
 
-def short_boot(window: int, rate: int, block: int, blocks: int, estimate: int | None) -> tuple[BootLedger, Shape]:
+def short_boot(
+    window: int, rate: int, block: int, blocks: int, estimate: int | None, *, states: int = 0
+) -> tuple[BootLedger, Shape]:
     """A KV check that failed: the need in hundredths of a GiB, and whatever the engine estimates."""
-    needed = -(-window // block) * block * rate
+    needed = (-(-window // block) + states) * block * rate
     shown = {"kv_needed_bytes": (int(round(needed / GIB, 2) * GIB), 0.005 * GIB)}
     if estimate is not None:
         shown["estimated_max_model_len"] = (estimate, 0.0)
@@ -159,33 +160,37 @@ def test_a_short_pool_holds_its_window_at_the_second_boot_whatever_is_estimated(
     # as many blocks as the window needs, of which one is never handed out
     ledger, shape = short_boot(window, rate, block, blocks, lie)
     again = next_pool_bytes(ledger, shape, 1, block_tokens=128)
-    if again is None:
-        # digits of the need as large as the need itself: nothing is known
-        assert window * rate < 0.04 * GIB or window <= 2 * 128
-        return
+    assert again is not None
     assert again // (block * rate) >= blocks + 1
+    # digits and blocks are all that it is given more
+    assert again <= (blocks + 1) * block * rate + 0.01 * GIB + 3 * 128 * (rate + 0.01 * GIB / window)
 
 
 def test_an_estimate_that_agrees_with_the_need_is_finer_than_it() -> None:
+    needed = 915 * 64 * 9_000
     ledger, shape = short_boot(58_560, 9_000, 64, 915, 58_496)
-    assert tokens_held(ledger, shape, block_tokens=128) == 58_496
+    fine = next_pool_bytes(ledger, shape, 1, block_tokens=128)
+    assert fine is not None
+    assert needed + 64 * 9_000 <= fine < needed + 2 * 128 * 9_010
     ledger, shape = short_boot(58_560, 9_000, 64, 915, 58_496_000)
-    held = tokens_held(ledger, shape, block_tokens=128)
-    assert held is not None
-    assert 57_000 < held < 58_560
+    coarse = next_pool_bytes(ledger, shape, 1, block_tokens=128)
+    assert coarse is not None
+    assert fine < coarse <= needed + 0.01 * GIB + 128 * 9_200
 
 
 def test_a_count_is_the_truth() -> None:
     facts = {"kv_tokens": Value(value=20_480, unit="tokens", evidence=Evidence(1, "kv_tokens"))}
-    ledger = BootLedger(family="rdna4", facts=facts)
-    assert tokens_held(ledger, Shape(max_model_len=10_272), block_tokens=128) == 20_480
-    assert tokens_held(BootLedger(family="rdna4", facts={}), DEPLOYED, block_tokens=128) is None
+    shape = Shape(max_model_len=10_272, kv_cache_memory_bytes=20_480 * 9_000)
+    again = next_pool_bytes(BootLedger(family="rdna4", facts=facts), shape, 2, block_tokens=64)
+    assert again == 9_000 * 64 * 321  # 20,544 tokens are 321 blocks
+    assert next_pool_bytes(BootLedger(family="rdna4", facts={}), DEPLOYED, 2, block_tokens=128) is None
+    assert next_pool_bytes(BootLedger(family="rdna4", facts=facts), Shape(), 2, block_tokens=128) is None
 
 
 def test_a_block_that_is_larger_than_usual_is_filled_whole() -> None:
     """A hybrid: 163,840 tokens are 166 blocks of 992; of 166 there one holds the state, and 164 are 162,688 tokens."""
     rate, block = 19_923, 992
-    ledger, shape = short_boot(163_840, rate, block, 166, 162_688)
+    ledger, shape = short_boot(163_840, rate, block, 166, 162_688, states=1)
     facts = {**ledger.facts, "block_size": Value(value=block, unit="tokens", evidence=Evidence(1, "block_size"))}
     again = next_pool_bytes(BootLedger(family="rdna4", facts=facts), shape, 1, block_tokens=128)
     assert again is not None
