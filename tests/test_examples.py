@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_kvbudget.archive import read_finding
+from pytest_kvbudget.records import FindingRecord
 from pytest_kvbudget.verdict import FindingKind
 
 EXAMPLES = Path(__file__).parent.parent / "conftest_examples"

@@ -40,6 +40,8 @@ class Controller:
         self._config, self._rows = config, rows
         self._run = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
         self._header: list[str] = []
+        self._until: str | None = None
+        """The next 06:00, that it is not another one in a worker that starts a moment later."""
 
     def is_configured(self) -> bool:
         """Whether options, ini keys or a file say that this run may use us. Reads no more than it must."""
@@ -61,9 +63,7 @@ class Controller:
         from pytest_kvbudget.plugin.settings import read_settings  # noqa: PLC0415 - heavy
 
         settings = read_settings(self._config)
-        if settings.until is not None:
-            # The next 06:00 must not be another one in a worker that starts a moment later.
-            self._config.option.kvbudget_until = settings.until.isoformat()
+        self._until = None if settings.until is None else settings.until.isoformat()
         self._header = header_lines(settings, self._run)
 
     def pytest_report_header(self) -> list[str]:
@@ -76,6 +76,7 @@ class Controller:
         from pytest_kvbudget.plugin.paths import archive_folder  # noqa: PLC0415 - once per worker
 
         node.workerinput["kvbudget_run"] = self._run
+        node.workerinput["kvbudget_until"] = self._until
         node.workerinput["kvbudget_archive"] = str(archive_folder(self._config))
 
     @pytest.hookimpl(optionalhook=True)

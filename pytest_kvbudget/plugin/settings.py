@@ -166,12 +166,11 @@ def _max_boots(text: str | None) -> int | None:
 
 def _until(config: pytest.Config) -> datetime | None:
     """The time is resolved once: a worker takes the controller's, also where it has just passed."""
+    resolved: str | None = getattr(config, "workerinput", {}).get("kvbudget_until")
+    if resolved is not None:
+        return datetime.fromisoformat(resolved)
     text: str | None = config.option.kvbudget_until
-    if text is None:
-        return None
-    if hasattr(config, "workerinput"):
-        return datetime.fromisoformat(text).astimezone()
-    return until(text, datetime.now().astimezone())
+    return None if text is None else until(text, datetime.now().astimezone())
 
 
 def until(text: str, now: datetime) -> datetime:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pytest_kvbudget.report.numbers import BYTES_FIELDS, size, whole_number
+from pytest_kvbudget.report.numbers import BYTES_FIELDS, whole_number
+from pytest_kvbudget.units import exact_unit, size_in
 
 _NUMBER: Final = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,9})?")
 
@@ -24,7 +25,7 @@ def climbed(label: str | None) -> str | None:
 def shown(label: str) -> str:
     """The label for people: what it gives in bytes follows as sizes, ``reserved_headroom=4294967296 (4.00 GiB)``."""
     values = [value_of(label, name) for name in _settings(label) if name in BYTES_FIELDS]
-    sizes = ", ".join(size(value) for value in values if value is not None)
+    sizes = ", ".join(size_in(value, exact_unit((value,))) for value in values if value is not None)
     return f"{label} ({sizes})" if sizes else label
 
 

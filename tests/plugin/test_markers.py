@@ -198,9 +198,9 @@ class TestClass:
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         [
-            "*test_it.py::test_window: @pytest.mark.ladder: 2 ladders move max_model_len; ladders on one function each*",
+            "*test_it.py::test_window: @pytest.mark.ladder: 2 ladders move max_model_len; ladders on one function*",
             "*test_it.py::test_gates: 2 marks @pytest.mark.boot_gate; one test has one*",
-            "*test_it.py::test_both: @pytest.mark.ladder and @pytest.mark.headroom_sweep on one test; write a test each",
+            "*test_it.py::test_both: @pytest.mark.ladder and @pytest.mark.headroom_sweep on one test; write*",
         ]
     )
     assert project.attempts() == []
