@@ -10,7 +10,7 @@ import msgspec
 from pytest_kvbudget.search import noise as noise_model
 from pytest_kvbudget.search import sentences
 from pytest_kvbudget.search.bracket import Bracket, bracket_of, counts, rung_of
-from pytest_kvbudget.search.lever import BEYOND, wants_more
+from pytest_kvbudget.search.lever import BEYOND, not_the_lever, wants_more
 from pytest_kvbudget.search.log import REPEATS, Ask, BootLog
 from pytest_kvbudget.search.model import Axis, BatchStrategy, Finding
 from pytest_kvbudget.search.proof import ENOUGH_FAILURES, ENOUGH_PASSES, Rules, other_set
@@ -359,7 +359,8 @@ class Ladder:
         if failed is not None and not rules.failure_settled(failed):
             return self._ask(failed.value, "warm")
         if winner is None:
-            settled = failed is None or rules.floor_settled(failed)
+            # where the axis moves nothing, the other rungs have said what the floor says
+            settled = failed is None or rules.floor_settled(failed) or not_the_lever(self.axis, self.history)
             return None if settled or failed is None else self._ask(failed.value, "repeat")
         if not rules.winner_settled(winner, failed):
             return self._ask(winner.value, "repeat")

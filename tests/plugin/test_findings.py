@@ -171,7 +171,7 @@ def test_a_window_that_fails_between_two_that_pass_is_booted_twice_and_no_bounda
     said(
         result,
         "no single boundary: max_model_len 45,056 failed although 49,152 passed, each of them twice; max_model_len "
-        "49,152 passed, 53,248 failed; * boots, 3 of them repeated",
+        "49,152 passed, 53,248 failed; * boots, 2 of them repeated",
     )
 
 

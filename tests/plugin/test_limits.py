@@ -93,7 +93,7 @@ def test_a_dry_run_of_a_sweep_names_its_ends(project: Project) -> None:
     assert project.attempts() == []
     result.stdout.fnmatch_lines(
         [
-            "  sweep: reserved_headroom from 0.00 GiB to 36.00 GiB by 1.00 GiB, predict; first rung reserved_headroom=4294967296",
+            "  sweep: reserved_headroom from 0.00 GiB to 36.00 GiB by 1.00 GiB, predict; first rung *=4294967296",
             "  expected: * boots, at most * for 37 rungs (nothing is known beforehand)",
             "  env: VLLM_NEURON_RESERVED_HEADROOM_GIB=4",
         ]
