@@ -362,7 +362,11 @@ def levers_for(
     direction: Direction = "raise" if failure_class in _TOO_SMALL else "lower"
     pool = _lever("kv_cache_memory_bytes", direction, "helps", "the pool is pinned to it")
     useless = _lever("gpu_memory_utilization", direction, "useless", "pinned KV bytes ignore it")
-    return (pool, *kept, useless)
+    if failure_class != "max_num_seqs_exceeds_state":
+        return (pool, *kept, useless)
+    # fewer sequences cost nothing; a larger pool is taken from everybody else
+    helping = [lever for lever in kept if lever.effect == "helps"]
+    return (*helping, pool, *(lever for lever in kept if lever.effect != "helps"), useless)
 
 
 def _useless(levers: tuple[Lever, ...], name: str, why: str) -> tuple[Lever, ...]:

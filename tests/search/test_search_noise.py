@@ -422,8 +422,13 @@ def test_neighbours_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize(("deficit", "boots"), [(5.0 * MIB, 2), (25.0 * MIB, 1), (None, 2)])
 def test_a_floor_that_is_short_of_little_is_booted_twice(deficit: float | None, boots: int) -> None:
+    def short(ask: Ask) -> Trial:
+        """By 20 kB more with each token: the axis is the lever."""
+        more = 20_000 * (ask.value - AXIS.floor)
+        return trial(ask.value, False, margin=None if deficit is None else -deficit - more)
+
     ladder = Ladder(AXIS, Bisect(), noise=SIGMA)
-    asks = run(ladder, scripted(by_boundary(0), None if deficit is None else -deficit))
+    asks = run(ladder, short)
     assert sum(ask.value == AXIS.floor for ask in asks) == boots
     assert ladder.finding().kind is FindingKind.EMPTY
 
