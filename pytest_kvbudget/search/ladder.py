@@ -360,7 +360,9 @@ class Ladder:
             return self._ask(failed.value, "warm")
         if winner is None:
             # where the axis moves nothing, the other rungs have said what the floor says
-            settled = failed is None or rules.floor_settled(failed) or not_the_lever(self.axis, self.history)
+            settled = (
+                failed is None or rules.floor_settled(failed) or not_the_lever(self.axis, self.history, level=True)
+            )
             return None if settled or failed is None else self._ask(failed.value, "repeat")
         if not rules.winner_settled(winner, failed):
             return self._ask(winner.value, "repeat")

@@ -35,11 +35,13 @@ CLEAR: Final = 4.0
 """How much more than the printed digits two deficits must be expected to differ for their likeness to say something."""
 
 
-def not_the_lever(axis: Axis, history: Sequence[Trial]) -> bool:
+def not_the_lever(axis: Axis, history: Sequence[Trial], *, level: bool = False) -> bool:
     """The failures so far do not depend on the axis: nothing passed, and what is missing stayed the same.
 
     One failure is enough where its class says so, two where what is needed over what is there stayed constant, or the
     same class failed twice without a rate and its levers call the axis useless.
+
+    With ``level``, only what stayed the same counts, not a line that reaches zero below the floor.
     """
     failed = [trial for trial in history if not trial.passed]
     if not failed or len(failed) < len(history):
@@ -51,7 +53,7 @@ def not_the_lever(axis: Axis, history: Sequence[Trial]) -> bool:
         if any(_same(last.cause, other.cause) and other.value != last.value for other in failed[:-1]):
             return True
     return any(
-        _still(axis, (other.value, before), (last.value, limit))
+        _still(axis, (other.value, before), (last.value, limit), level=level)
         for other in failed[:-1]
         for limit in last.hint.limits
         for before in other.hint.limits
@@ -108,7 +110,7 @@ def _same(cause: Cause | None, other: Cause | None) -> bool:
     return cause is not None and other is not None and cause.failure_class == other.failure_class
 
 
-def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit]) -> bool:
+def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit], *, level: bool) -> bool:
     """The line through two deficits is level, or reaches zero only below the floor.
 
     A deficit that stays is a need that the axis does not move; one that shrinks with the value itself is a pool that is
@@ -128,4 +130,4 @@ def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit]) -> b
     rate = limit.bytes_per_unit
     if fall <= blur:
         return rate is None or rate * apart > CLEAR * blur
-    return value + margins[0] * apart / fall < axis.floor
+    return not level and value + margins[0] * apart / fall < axis.floor
