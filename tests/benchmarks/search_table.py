@@ -315,8 +315,6 @@ def noise_row(table: Table, subjects: dict[str, list[Case]]) -> None:
         f"noise up to {NOISE_QUANTA} quanta: {fmean(runs.all):.2f} boots, repetitions included; "
         f"{100 * share:.2f} % pass less than every other time{'!' if missed else ''}"
     )
-    for fault in runs.wrong[:3]:
-        print(f"  {fault}")
 
 
 if __name__ == "__main__":
