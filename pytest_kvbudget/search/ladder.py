@@ -149,6 +149,16 @@ class Ladder:
         pending = ((ask.value, ask.why) for ask in self._log.pending)
         return tuple(value for value, why in pending if why == "search" and not lowest < value < highest)
 
+    def again(self, value: int) -> tuple[Ask, ...]:
+        """Ask for another boot of a value that was booted, for somebody who knows more of it than the ladder.
+
+        The same ask until its trial is told; none while other boots are under way, or at the limit.
+        """
+        pending = self._log.pending
+        if not pending and self._stopped() is None and not self._at_limit:
+            pending.append(self._ask(value, "repeat"))
+        return tuple(pending)
+
     def drop(self, value: int) -> None:
         """A boot under way was called off: it has no verdict and counts nowhere.
 

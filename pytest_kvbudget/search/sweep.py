@@ -19,6 +19,7 @@ from pytest_kvbudget.search.ladder import Ladder
 from pytest_kvbudget.search.lever import BEYOND
 from pytest_kvbudget.search.model import Axis, Hint, SweepFinding, SweepKey, Trial
 from pytest_kvbudget.search.predict import Predict
+from pytest_kvbudget.search.rungs import COUNTED
 from pytest_kvbudget.search.strategies import OneStep
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pytest_kvbudget.search.model import Finding, Strategy
     from pytest_kvbudget.search.noise import Noise
 
+ENOUGH_TOLD = 2
+"""Boots of a value that must agree before two values are said to contradict each other."""
 OTHER_SIDE_LIMITS = MappingProxyType(
     {"allocation": frozenset({"kv_check"}), "minimum_kv": frozenset({"device_memory", "compile"})}
 )
@@ -101,6 +104,8 @@ class Sweep:
         """Values that failed for the opposite reason."""
         self._passed: dict[int, Trial] = {}
         self._booted: dict[int, Trial] = {}
+        self._told: dict[int, list[str]] = {}
+        """What came of each boot of a value: ``short``, ``passed`` or ``failed``."""
         self._stop: str | None = None
         self._halted = False
         self._reused = 0
@@ -165,6 +170,8 @@ class Sweep:
         tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=BEYOND) if short else seen)
         self._booted[trial.value] = trial
         self._reused += trial.reused
+        if trial.verdict in COUNTED:
+            self._told.setdefault(trial.value, []).append("short" if short else "passed" if trial.passed else "failed")
         if short:
             self._short[trial.value] = trial
         elif trial.passed:
@@ -258,8 +265,13 @@ class Sweep:
         )
 
     def _asks(self, count: int) -> tuple[Ask, ...]:
-        if self._stop is not None or self._contradiction() is not None:
+        if self._stop is not None:
             return ()
+        pair = self._clash()
+        if pair is not None:
+            again = None if self._flipped(pair) else next((v for v in pair if len(self._told[v]) < ENOUGH_TOLD), None)
+            once = again is None or self._noise is None
+            return () if once or again is None else self._ladder.again(self._mirror(again))
         if isinstance(self._ladder.strategy, Predict):
             self._ladder.strategy = replace(self._ladder.strategy, sight=self._sight())
         asks = self._ladder.next_batch(count)
@@ -273,7 +285,9 @@ class Sweep:
         found = self._ladder.finding()
         if self._outcome(found)[0] is not FindingKind.PROVEN or found.value is None or found.failed_at is None:
             return False
-        axis = msgspec.structs.replace(found.axis, floor=found.value, ceiling=found.failed_at, quantum=self._fine_step)
+        axis = msgspec.structs.replace(
+            found.axis, floor=found.value, ceiling=found.failed_at, quantum=self._fine_step, fine=None
+        )
         known = tuple(trial for trial in self._ladder.history if trial.value in {found.value, found.failed_at})
         if self._max_boots is not None and found.boots >= self._max_boots:
             return False
@@ -284,21 +298,30 @@ class Sweep:
 
     # -- how it ends
 
-    def _contradiction(self) -> str | None:
-        """A value that failed for the opposite reason nearer to the goal than one that passed."""
+    def _clash(self) -> tuple[int, int] | None:
+        """A value that failed for the opposite reason nearer to the goal than one that passed, and that one."""
         short = max((self._mirror(value) for value in self._short), default=None)
         passed = min((self._mirror(value) for value in self._passed), default=None)
         if short is None or passed is None or short < passed:
             return None
-        return sweep_sentences.contradiction(self.knob, self._mirror(short), self._mirror(passed))
+        return self._mirror(short), self._mirror(passed)
+
+    def _flipped(self, pair: tuple[int, int]) -> bool:
+        """Another boot of one of the two ended differently."""
+        return any(len(set(self._told[value])) > 1 for value in pair)
 
     def _outcome(self, found: Finding) -> tuple[FindingKind, str]:
         kind, reason = self._ladder.outcome()
-        clash = self._contradiction()
+        pair = self._clash()
         if kind is not FindingKind.ERROR and self._stop is not None:
             return FindingKind.UNDECIDED, self._stop
-        if kind is not FindingKind.ERROR and clash is not None:
-            return FindingKind.NON_MONOTONE, clash
+        if kind is not FindingKind.ERROR and pair is not None:
+            if self._flipped(pair):
+                return FindingKind.FLAKY, sweep_sentences.flipped(self.knob, *pair)
+            twice = all(len(self._told[value]) >= ENOUGH_TOLD for value in pair)
+            if twice or self._noise is None:
+                return FindingKind.NON_MONOTONE, sweep_sentences.contradiction(self.knob, *pair, twice=twice)
+            return FindingKind.UNDECIDED, reason or "not all boots are done"
         short = found.value is not None and self._mirror(found.value) in self._short
         goal = FindingKind.FLOOR_REACHED if self.knob.goal == "least" else FindingKind.CEILING_REACHED
         if kind is FindingKind.PROVEN:

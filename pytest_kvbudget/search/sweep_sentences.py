@@ -85,10 +85,16 @@ def stopped(knob: Knob, trial: Trial) -> str:
     return f"{where} failed for something that {knob.name} does not move: {trial.cause.sentence}"
 
 
-def contradiction(knob: Knob, short: int, passed: int) -> str:
+def contradiction(knob: Knob, short: int, passed: int, *, twice: bool) -> str:
     """A failure for the opposite reason on the wrong side of a pass."""
     what = "allocation" if knob.other_side == "allocation" else "too little KV cache"
-    return f"{knob.name} {knob.show(short)} failed for {what} although {knob.show(passed)} passed"
+    again = ", each of them twice" if twice else ""
+    return f"{knob.name} {knob.show(short)} failed for {what} although {knob.show(passed)} passed{again}"
+
+
+def flipped(knob: Knob, short: int, passed: int) -> str:
+    """The same, where one of the two ended differently when it was booted again."""
+    return f"{contradiction(knob, short, passed, twice=False)}, and one of them did not when it was booted again"
 
 
 def band(knob: Knob, reason: str, steady: int | None, refused: int | None) -> str:

@@ -273,6 +273,34 @@ def test_a_minimum_failure_below_a_pass_is_a_contradiction() -> None:
     assert "failed for too little KV cache although 20.00 GiB passed" in search.finding().sentence
 
 
+@pytest.mark.parametrize("flips", [False, True])
+def test_a_contradiction_is_booted_again_before_it_is_one(flips: bool) -> None:
+    """Each of the two once more; where one of them ends differently the edge is flaky."""
+    search = Sweep(HEADROOM, lowest=0, highest=30 * GIB, start=20 * GIB, noise=Noise(sigma_bytes=0, source="archive"))
+    search.next()
+    search.tell(boot(HEADROOM, 20 * GIB, 5 * GIB, 30 * GIB))
+    first = search.next()
+    assert first is not None
+    search.tell(Trial(value=first.value, verdict=Verdict.FAIL, cause=MINIMUM))
+    asked = []
+    while (ask := search.next()) is not None:
+        asked.append((ask.value, ask.why))
+        if ask.value == 20 * GIB or flips:
+            search.tell(boot(HEADROOM, ask.value, 0, 30 * GIB))
+        else:
+            search.tell(Trial(value=ask.value, verdict=Verdict.FAIL, cause=MINIMUM))
+    finding = search.finding()
+    if flips:
+        assert asked == [(first.value, "repeat")]
+        assert finding.kind is FindingKind.FLAKY
+        assert "and one of them did not when it was booted again" in finding.sentence
+    else:
+        assert asked == [(first.value, "repeat"), (20 * GIB, "repeat")]
+        assert finding.kind is FindingKind.NON_MONOTONE
+        assert "although 20.00 GiB passed, each of them twice" in finding.sentence
+    assert finding.boots == 2 + len(asked)
+
+
 def test_a_limit_keeps_the_best_so_far() -> None:
     search = sweep(start=20 * GIB, max_boots=1)
     run(search, 3.2 * GIB, 27 * GIB)
