@@ -316,12 +316,20 @@ class Sweep:
         if kind is not FindingKind.ERROR and self._stop is not None:
             return FindingKind.UNDECIDED, self._stop
         if kind is not FindingKind.ERROR and pair is not None:
-            if self._flipped(pair):
-                return FindingKind.FLAKY, sweep_sentences.flipped(self.knob, *pair)
-            twice = all(len(self._told[value]) >= ENOUGH_TOLD for value in pair)
-            if twice or self._noise is None:
-                return FindingKind.NON_MONOTONE, sweep_sentences.contradiction(self.knob, *pair, twice=twice)
-            return FindingKind.UNDECIDED, reason or "not all boots are done"
+            return self._clashed(pair, reason)
+        return self._ended(found, kind, reason)
+
+    def _clashed(self, pair: tuple[int, int], reason: str) -> tuple[FindingKind, str]:
+        """How a sweep ends in which two values contradict each other."""
+        if self._flipped(pair):
+            return FindingKind.FLAKY, sweep_sentences.flipped(self.knob, *pair)
+        twice = all(len(self._told[value]) >= ENOUGH_TOLD for value in pair)
+        if twice or self._noise is None:
+            return FindingKind.NON_MONOTONE, sweep_sentences.contradiction(self.knob, *pair, twice=twice)
+        return FindingKind.UNDECIDED, reason or "not all boots are done"
+
+    def _ended(self, found: Finding, kind: FindingKind, reason: str) -> tuple[FindingKind, str]:
+        """The ladder's kind as the sweep's."""
         short = found.value is not None and self._mirror(found.value) in self._short
         goal = FindingKind.FLOOR_REACHED if self.knob.goal == "least" else FindingKind.CEILING_REACHED
         if kind is FindingKind.PROVEN:
