@@ -21,6 +21,7 @@ from pytest_kvbudget.budget.neuron import Variant, variant_of
 from pytest_kvbudget.budget.pool import REGISTRY_BYTES_PER_TOKEN, KvPrice
 from pytest_kvbudget.budget.rdna4 import PRECISE_FLAG, SLOT_BYTES, OverheadMode
 from pytest_kvbudget.budget.utilization import FreeAtInit
+from pytest_kvbudget.budget.vllm import peak_has_graphs
 from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.mock.spec import MockDevice
@@ -324,7 +325,7 @@ def _price(boot: Learned) -> KvPrice:
 def _vllm_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> Ask:
     boot = experience.last(shape, _STEP_FIELDS, "activation_bytes")
     activation_bytes = None if boot is None else boot.activation_bytes
-    graph_bytes = 0 if boot is None else boot.graph_bytes or 0
+    graph_bytes = 0 if boot is None or _counted(boot) else boot.graph_bytes or 0
     figures = simulated_figures(loaded, shape)
     mock = loaded.target.mock
     if mock is not None and activation_bytes is None:
@@ -343,6 +344,14 @@ def _vllm_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> Ask
         graph_bytes=graph_bytes,
         free=experience.free(),
     )
+
+
+def _counted(boot: Learned) -> bool:
+    """The graphs of a boot are part of the peak that it printed; where no version tells, they are taken as apart."""
+    try:
+        return boot.engine_version is not None and peak_has_graphs(boot.engine_version)
+    except BudgetInputError:
+        return False
 
 
 def footprint_of(ledger: BootLedger, total_bytes: int | None = None) -> Plan | None:

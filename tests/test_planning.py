@@ -415,3 +415,22 @@ def test_a_footprint_beyond_the_card_warns_and_refuses_nothing() -> None:
     plan = footprint(total_bytes=GIB, weights_bytes=GIB, pool_bytes=0, graph_bytes=0, arena_bytes=0)
     assert plan.warnings
     assert not plan.fits
+
+
+@pytest.mark.parametrize(("version", "counted"), [("0.26.0", False), ("0.27.0", True), ("0.32.0", True)])
+def test_graphs_that_are_in_the_peak_are_not_charged_twice(make: Any, version: str, counted: bool) -> None:
+    """From 0.27 the printed peak has the estimate of the graphs in it (facts on vLLM, section 3)."""
+    loaded = make(VLLM)
+    banner = (
+        f"(EngineCore pid=7) INFO 10-05 11:59:00 [x.py:1] Initializing a V1 LLM engine (v{version}) with config: m\n"
+    )
+    estimate = "(EngineCore pid=7) INFO 10-05 12:00:00 [x.py:1] Estimated CUDA graph memory: 0.31 GiB total\n"
+    ledger = ledger_of(banner + GPU_BOOT + estimate)
+    assert ledger.engine_version == version
+    assert ledger.get("graph_estimated_bytes") is not None
+    experience = Experience()
+    experience.tell(loaded.target.shape, ledger)
+    plan = plan_for(loaded, loaded.target.shape, experience)
+    assert plan is not None
+    charged = sum(term.size_bytes for term in plan.terms if term.name == "CUDA graphs")
+    assert charged == (0 if counted else pytest.approx(0.31 * GIB, abs=2))

@@ -28,11 +28,23 @@ def default_utilization(version: str) -> float:
     Raises:
         BudgetInputError: the version cannot be read, so that the default is not known.
     """
+    return 0.92 if _release(version) >= (0, 20, 2) else 0.9
+
+
+def peak_has_graphs(version: str) -> bool:
+    """The printed peak activation already contains the estimate of the graphs: from 0.27 (facts, section 3).
+
+    Raises:
+        BudgetInputError: the version cannot be read.
+    """
+    return _release(version) >= (0, 27, 0)
+
+
+def _release(version: str) -> tuple[int, ...]:
     match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
     if match is None:
         raise BudgetInputError(f"vLLM version {version!r} cannot be read; expected as '0.32.0'")
-    release = tuple(int(part or 0) for part in match.groups())
-    return 0.92 if release >= (0, 20, 2) else 0.9
+    return tuple(int(part or 0) for part in match.groups())
 
 
 def kv_plan(
