@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,7 +141,8 @@ class Engine:
 
     def end(self) -> None:
         for process in self.tree():
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # a sibling's end may have ended it meanwhile
+                process.send_signal(signal.SIGKILL)
         self.process.wait()
         until("the engine's end", lambda: not self.tree())
 
