@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_kvbudget.search.model import Finding, Strategy
     from pytest_kvbudget.search.noise import Noise
 
-ENOUGH_TOLD = 2
+ENOUGH_TOLD: Final = 2
 """Boots of a value that must agree before two values are said to contradict each other."""
 OTHER_SIDE_LIMITS = MappingProxyType(
     {"allocation": frozenset({"kv_check"}), "minimum_kv": frozenset({"device_memory", "compile"})}
@@ -269,9 +269,10 @@ class Sweep:
             return ()
         pair = self._clash()
         if pair is not None:
-            again = None if self._flipped(pair) else next((v for v in pair if len(self._told[v]) < ENOUGH_TOLD), None)
-            once = again is None or self._noise is None
-            return () if once or again is None else self._ladder.again(self._mirror(again))
+            doubted = [value for value in pair if len(self._told[value]) < ENOUGH_TOLD]
+            if self._noise is None or self._flipped(pair) or not doubted:
+                return ()
+            return self._ladder.again(self._mirror(doubted[0]))
         if isinstance(self._ladder.strategy, Predict):
             self._ladder.strategy = replace(self._ladder.strategy, sight=self._sight())
         asks = self._ladder.next_batch(count)
