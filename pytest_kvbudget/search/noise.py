@@ -60,7 +60,8 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         """Replaced by what the ladder's own boots show, where it is only assumed and two boots state a common term.
 
         What differs between rungs may be a trend, which is no noise: three boots tell the two apart, of two a spread
-        beyond the assumption says nothing.
+        beyond the assumption says nothing. Terms that are printed bound sigma from below by what their digits hide:
+        equal figures are no sign that boots are equal.
         """
         if self.source != "assumed":
             return self
