@@ -8,9 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import settings
 
 from pytest_kvbudget.archive import read_attempt, read_finding
 from pytest_kvbudget.records import AttemptRecord, FindingRecord, SweepRecord
+
+settings.register_profile("fixed", derandomize=True, deadline=None)
+"""What a change must pass: the same examples on every machine. Without a profile every run tries new ones."""
 
 POOL_TOKENS = 51_200
 """Tokens that the simulated card's pinned pool holds: 50 MiB at 1024 bytes per token."""

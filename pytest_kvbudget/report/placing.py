@@ -14,12 +14,6 @@ GAP: Final = 2.0
 """Percent of the width between a mark and its label."""
 _NARROW: Final = 3
 """How many times as much it takes on a telephone."""
-_ROUGH: Final = 1
-_CLEAN: Final = 4
-
-
-_CUT: Final = 6
-"""A text that is cut off is worse than any crossed lines, which its halo keeps readable."""
 
 
 class Place(NamedTuple):
@@ -40,9 +34,7 @@ def on_the_left(at: float, width: float, lines: Sequence[float]) -> bool:
         lines: places of the lines.
     """
     preferred = at > MIDDLE
-    if not _collisions(at, width, preferred, lines) or _collisions(at, width, not preferred, lines):
-        return preferred
-    return not preferred
+    return min(preferred, not preferred, key=lambda left: (_cut_off(at, width, left), _crossed(at, width, left, lines)))
 
 
 def shortened(text: str, at: float, before: int) -> str:
@@ -62,8 +54,9 @@ def shortened(text: str, at: float, before: int) -> str:
 def places(ats: Sequence[float], letters: Sequence[int]) -> list[Place]:
     """Level and side of the labels of lines that go down from them, each on a level of its own.
 
-    A label crosses the lines of those that stand above it. What fits on a wide page counts more than what fits on a
-    narrow one, and towards the middle is better than away from it.
+    A label crosses the lines of those that stand above it. A text that is cut off is worse than any crossed lines,
+    which its halo keeps readable; of either, what a wide page shows counts more than what a narrow one shows. Towards
+    the middle is better than away from it.
 
     Args:
         ats: places of the lines, in percent of the chart's width.
@@ -79,21 +72,32 @@ def _choices(count: int) -> Iterator[tuple[Place, ...]]:
             yield tuple(map(Place, levels, sides))
 
 
-def _cost(choice: tuple[Place, ...], ats: Sequence[float], letters: Sequence[int]) -> tuple[int, int]:
-    crossed = 0
+def _cost(choice: tuple[Place, ...], ats: Sequence[float], letters: Sequence[int]) -> tuple[int, ...]:
+    """Labels cut off and lines crossed, each on a wide and on a narrow page, then how untidy it is."""
+    cut, crossed = [0, 0], [0, 0]
     for place, at, length in zip(choice, ats, letters, strict=True):
         above = [ats[index] for index, other in enumerate(choice) if other.level < place.level and ats[index] != at]
-        for weight, letter in ((_CLEAN, LETTER), (_ROUGH, LETTER * _NARROW)):
-            crossed += weight * _collisions(at, length * letter, place.left, above)
+        for page, letter in enumerate((LETTER, LETTER * _NARROW)):
+            cut[page] += _cut_off(at, length * letter, place.left)
+            crossed[page] += _crossed(at, length * letter, place.left, above)
     away = sum(place.left != (at > MIDDLE) for place, at in zip(choice, ats, strict=True))
     # of two that are as good, the one whose lines do not cross other lines' labels further down
     tangled = sum(
         (choice[a].level < choice[b].level) != (ats[a] > ats[b] if choice[a].left else ats[a] < ats[b])
         for a, b in combinations(range(len(choice)), 2)
     )
-    return crossed, away + tangled
+    return *cut, *crossed, away + tangled
 
 
-def _collisions(at: float, width: float, left: bool, lines: Sequence[float]) -> int:
-    low, high = (at - width, at) if left else (at, at + width)
-    return sum(low <= line <= high for line in lines) + _CUT * (low < 0 or high > END)
+def _span(at: float, width: float, left: bool) -> tuple[float, float]:
+    return (at - width, at) if left else (at, at + width)
+
+
+def _cut_off(at: float, width: float, left: bool) -> bool:
+    low, high = _span(at, width, left)
+    return low < 0 or high > END
+
+
+def _crossed(at: float, width: float, left: bool, lines: Sequence[float]) -> int:
+    low, high = _span(at, width, left)
+    return sum(low <= line <= high for line in lines)

@@ -26,18 +26,41 @@ def test_two_neighbours_on_the_right_hand_side() -> None:
     assert places([20.0, 23.0], [27, 13]) == [Place(0, False), Place(1, False)]
 
 
-@given(
-    ats=st.lists(st.floats(9, 94), min_size=1, max_size=3, unique=True),
-    letters=st.lists(st.integers(1, 35), min_size=3),
-)
-def test_no_label_crosses_a_line_on_a_wide_page(ats: list[float], letters: list[int]) -> None:
-    chosen = places(ats, letters[: len(ats)])
+def test_a_line_is_crossed_rather_than_a_text_cut_off_on_a_narrow_page() -> None:
+    """Either label could keep clear of the other's line on the side where a telephone has no room for it."""
+    first, second = places([39.0, 54.0], [23, 24])
+    assert not first.left  # 23 letters on a telephone: 45.5 % of the width
+    assert second.left  # 24 letters: 47.5 %
+
+
+MARKS = st.lists(st.floats(9, 94), min_size=1, max_size=3, unique=True)
+
+
+def spans(
+    ats: list[float], letters: list[int], chosen: list[Place], letter: float = LETTER
+) -> list[tuple[float, float]]:
+    return [
+        (at - length * letter, at) if place.left else (at, at + length * letter)
+        for place, at, length in zip(chosen, ats, letters, strict=True)
+    ]
+
+
+@given(ats=MARKS, letters=st.lists(st.integers(1, 35), min_size=3))
+def test_no_label_is_cut_off_on_a_wide_page(ats: list[float], letters: list[int]) -> None:
+    letters = letters[: len(ats)]
+    chosen = places(ats, letters)
     assert sorted(place.level for place in chosen) == list(range(len(ats)))
-    for place, at, length in zip(chosen, ats, letters, strict=False):
-        width = length * LETTER
-        low, high = (at - width, at) if place.left else (at, at + width)
-        assert low >= 0
-        assert high <= 101
+    assert all(low >= 0 and high <= END for low, high in spans(ats, letters, chosen))
+
+
+@given(ats=MARKS, letters=st.lists(st.integers(1, 12), min_size=3))
+def test_no_label_crosses_a_line_on_a_wide_page_where_all_fit_a_narrow_one(
+    ats: list[float], letters: list[int]
+) -> None:
+    letters = letters[: len(ats)]
+    chosen = places(ats, letters)
+    assert all(low >= 0 and high <= END for low, high in spans(ats, letters, chosen, 3 * LETTER))
+    for place, (low, high) in zip(chosen, spans(ats, letters, chosen), strict=True):
         above = [ats[index] for index, other in enumerate(chosen) if other.level < place.level]
         assert not any(low < line < high for line in above)
 
