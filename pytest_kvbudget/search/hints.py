@@ -57,6 +57,7 @@ def hint_from(
     kv = None if axis == "kv_cache_memory_bytes" else _kv_limit(ledger, axis, shape, windows, scaled=scaled)
     device = _device_limit(ledger, _device_rate(ledger, axis, shape, scaled=scaled), free_bytes)
     compiled = _compile_limit(ledger, _scratch_rate(ledger, axis, shape))
+    compiled = compiled and replace(compiled, rate_at_most=True)
     limits = tuple(limit for limit in (kv, compiled, _arena_limit(ledger, axis), device) if limit is not None)
     return Hint(limits=limits, estimate=_estimate(ledger, axis, windows, scaled=scaled))
 
@@ -280,7 +281,9 @@ def _device_limit(ledger: BootLedger, rate: float | None, free_bytes: int | None
         )
     if free_bytes is None:
         return None
-    return Limit(name=DEVICE_LIMIT, margin_bytes=free_bytes, bytes_per_unit=rate)
+    # what a program takes it takes of the device when it is loaded
+    program = COMPILE_LIMIT if rate is None and _compiles(ledger) else None
+    return Limit(name=DEVICE_LIMIT, margin_bytes=free_bytes, bytes_per_unit=rate, grows_with=program)
 
 
 def _estimate(ledger: BootLedger, axis: str, windows: int, *, scaled: bool) -> int | None:

@@ -96,6 +96,10 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """What one more unit of the axis costs here, in bytes, as measured on this boot; ``None`` where unknown."""
     precision_bytes: float = 0
     """Half a unit of the last digit printed."""
+    rate_at_most: bool = False
+    """`bytes_per_unit` is a share of what does not all grow with the axis: one more unit takes no more than it."""
+    grows_with: str | None = None
+    """Another limit whose margin one more unit of the axis changes by as many bytes."""
     at_least: bool = False
     """The deficit is only a lower bound: one allocation did not fit, and more would have followed."""
     loose: bool = False

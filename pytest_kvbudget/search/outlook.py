@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Final
 
 from pytest_kvbudget.units import GIB, TIB
@@ -23,6 +24,8 @@ NARROW_SHARE: Final = 0.8
 """Of a prediction's weight on being right to its printed precision; the rest on being off by its distance's share."""
 RATE_ERROR: Final = 0.25
 """What a prediction from one boot is off, as a share of its distance from that boot: rates change with the shape."""
+BOUND_ERROR: Final = 0.5
+"""The same where the rate is more than the true one at most: the limit is hit earlier by such a share."""
 FOLLOWING_BYTES: Final = 0.4 * GIB
 """What else would have been allocated after an allocation that failed: graphs, workspaces."""
 LINE_ERROR: Final = 0.008
@@ -105,7 +108,7 @@ class Outlook:
         weight, refuted = 1.0, 0
         failed = _failed_limit(axis, history, bracket)
         for seen in range(len(history), 0, -1):
-            found = list(_predictions(axis, history[:seen]))
+            found = list(_predictions(axis, history, seen - 1))
             kept = [item for item in found if _possible(axis, bracket, item, failed)]
             refuted += bool(found) and not kept
             told += [(item, weight / len(kept)) for item in kept]
@@ -199,11 +202,11 @@ def _possible(axis: Axis, bracket: Bracket, item: Prediction, failed: str | None
     return item.value - (item.off if other else slack) < axis.value(bracket.high)
 
 
-def _predictions(axis: Axis, history: Sequence[Trial]) -> Iterator[Prediction]:
-    """What the last boot of ``history`` says, with the earlier ones' help: the smallest limit, and the estimate."""
-    last = history[-1]
-    by_limit = [item for limit in last.hint.limits if (item := _limit_prediction(axis, history, limit)) is not None]
-    passed = max((trial.value for trial in history if trial.passed), default=-math.inf)
+def _predictions(axis: Axis, history: Sequence[Trial], at: int) -> Iterator[Prediction]:
+    """What the boot at ``at`` says, with the others' help: the smallest limit, and the estimate."""
+    last = history[at]
+    by_limit = [item for limit in last.hint.limits if (item := _limit_prediction(axis, history, at, limit)) is not None]
+    passed = max((trial.value for trial in history[: at + 1] if trial.passed), default=-math.inf)
     standing = [item for item in by_limit if item.value + item.off >= passed]
     if standing:
         yield min(standing, key=lambda item: item.value)
@@ -214,9 +217,9 @@ def _predictions(axis: Axis, history: Sequence[Trial]) -> Iterator[Prediction]:
         yield Prediction(value, 0.0, RATE_ERROR * abs(value - last.value), loose=loose, name="kv_check")
 
 
-def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Prediction | None:
-    """Where ``limit`` of the last boot is hit: from its own rate, or on the line through an earlier boot's margin."""
-    last = history[-1]
+def _limit_prediction(axis: Axis, history: Sequence[Trial], at: int, limit: Limit) -> Prediction | None:
+    """Where ``limit`` of a boot is hit: from its own rate, or on the line through an earlier boot's margin."""
+    last = history[at]
     if not _usable(limit) or (limit.margin_bytes < 0) == last.passed:
         return None
     found: list[Prediction] = []
@@ -224,11 +227,16 @@ def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Pre
     if rate is not None and math.isfinite(rate) and rate > 0 and abs(limit.margin_bytes) < ABSURD_BYTES:
         distance = limit.margin_bytes / rate
         more = FOLLOWING_BYTES / rate if limit.at_least else 0.0
-        item = Prediction(last.value + distance, limit.precision_bytes / rate, RATE_ERROR * abs(distance) + more)
-        found.append(replace(item, at_most=limit.at_least))
+        share = BOUND_ERROR if limit.rate_at_most else RATE_ERROR
+        item = Prediction(last.value + distance, limit.precision_bytes / rate, share * abs(distance) + more)
+        # a deficit at a rate that is too large is made up for too early
+        early = limit.rate_at_most and limit.margin_bytes < 0
+        found.append(replace(item, at_most=limit.at_least or early))
+    if limit.grows_with is not None and limit.margin_bytes > 0:
+        found += _carried(last.value, limit, history)
     lines = (
         _line((earlier.value, other), (last.value, limit))
-        for earlier in history[:-1]
+        for earlier in history[:at]
         for other in earlier.hint.limits
         if other.name == limit.name and _usable(other) and earlier.value != last.value
     )
@@ -236,6 +244,23 @@ def _limit_prediction(axis: Axis, history: Sequence[Trial], limit: Limit) -> Pre
     found = [replace(item, loose=limit.loose, name=limit.name) for item in found]
     within = [kept for item in found if (kept := _within(axis, item)) is not None]
     return min(within, key=lambda item: item.off, default=None)
+
+
+def _carried(value: int, limit: Limit, history: Sequence[Trial]) -> Iterator[Prediction]:
+    """Where a boot's margin ends at the rate that two boots showed of the limit that it grows with."""
+    known = [
+        (trial.value, other)
+        for trial in history
+        for other in trial.hint.limits
+        if other.name == limit.grows_with and _usable(other) and not other.at_least
+    ]
+    for (low, before), (high, after) in permutations(known, 2):
+        fall = before.margin_bytes - after.margin_bytes
+        blur = before.precision_bytes + after.precision_bytes
+        if low < high and blur < fall < ABSURD_BYTES and limit.margin_bytes < ABSURD_BYTES:
+            distance = limit.margin_bytes / fall * (high - low)
+            spread = limit.precision_bytes / fall * (high - low) + distance * blur / fall
+            yield Prediction(value + distance, spread, LINE_ERROR * distance)
 
 
 def _usable(limit: Limit) -> bool:

@@ -211,6 +211,16 @@ def test_a_programs_scratchpad_over_its_limit() -> None:
     )
     hint = hint_from(boot, axis="max_model_len", shape=Shape(max_model_len=131_072))
     assert points(hint, 131_072) == [pytest.approx(131_072 * (1 - 0.5 / 3.875))]
+    (limit,) = hint.limits
+    assert limit.rate_at_most  # some of a scratchpad is there whatever the window
+
+
+def test_a_program_takes_of_the_device_what_it_takes_of_its_limit() -> None:
+    for family, other in (("neuron", "compile"), ("vllm", None)):
+        boot = ledger()
+        boot.family = family
+        (limit,) = hint_from(boot, axis="max_model_len", shape=Shape(max_model_len=4096), free_bytes=GIB).limits
+        assert (limit.name, limit.bytes_per_unit, limit.grows_with) == ("device_memory", None, other)
 
 
 def test_an_arena_gives_back_what_the_plan_reserved() -> None:

@@ -29,6 +29,8 @@ LIMITS = st.builds(
     margin_bytes=NUMBERS,
     bytes_per_unit=st.none() | NUMBERS,
     precision_bytes=NUMBERS,
+    rate_at_most=st.booleans(),
+    grows_with=st.sampled_from((None, "kv_check")),
     at_least=st.booleans(),
 )
 HINTS = st.builds(
@@ -242,6 +244,34 @@ def test_two_boots_make_a_line_where_no_rate_is_known() -> None:
         ladder.tell(boot(ask.value))
     assert ladder.finding().value == 41_984  # 2**30 / 25,000 = 42,949 tokens
     assert ladder.finding().boots <= 4
+
+
+def compiled(window: int, *, root: int, left_bytes_per_token: float) -> Trial:
+    """A program over its limit, with a scratchpad of which half grows with the window."""
+    margin = (root - window) * left_bytes_per_token
+    limit = Limit(name="compile", margin_bytes=margin, bytes_per_unit=2 * left_bytes_per_token, rate_at_most=True)
+    return trial(window, False, Hint(limits=(limit,)))
+
+
+def test_a_rate_that_is_too_large_makes_up_for_a_deficit_too_early() -> None:
+    axis = Axis(name="max_model_len", floor=4096, ceiling=262_144, quantum=4096)
+    history = (compiled(196_608, root=131_072, left_bytes_per_token=20_000),)
+    assert (index := Predict().next_index(axis, history)) is not None
+    assert axis.value(index) < (131_072 + 196_608) // 2  # where that rate reaches zero
+
+
+def test_what_two_programs_took_per_token_says_where_the_device_is_full() -> None:
+    """1,000 MiB were left at 32 rungs, and two programs' sums fell by 100 MiB a rung: the 42nd is the last to load."""
+    axis = Axis(name="max_model_len", floor=4096, ceiling=262_144, quantum=4096)
+    per_token = 100 * 2**20 / 4096
+    left = Limit(name="device_memory", margin_bytes=1_000 * 2**20, grows_with="compile")
+    history = (
+        trial(32 * 4096, True, Hint(limits=(left,))),
+        compiled(60 * 4096, root=55 * 4096, left_bytes_per_token=per_token),
+        compiled(58 * 4096, root=55 * 4096, left_bytes_per_token=per_token),
+    )
+    assert (index := Predict().next_index(axis, history)) is not None
+    assert axis.value(index) in {42 * 4096, 43 * 4096}
 
 
 def test_an_axis_that_moves_nothing_is_given_up_in_three_boots() -> None:
