@@ -36,7 +36,7 @@ from pytest_kvbudget.explain import Source, read_log
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.observed import observed_from, row_evidence, with_given
-from pytest_kvbudget.units import SizeError, parse_size
+from pytest_kvbudget.units import SizeError, parse_memory
 from pytest_kvbudget.verdict import Provenance
 
 EXIT_WRONG: Final = 1
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace, *, out: TextIO, stdin: BinaryIO | None = No
 
 def _size(text: str) -> int:
     try:
-        return parse_size(text)
+        return parse_memory(text)
     except SizeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -16,8 +17,8 @@ from pytest_kvbudget.ledger.classes import CLASSES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Failure, Row
 from pytest_kvbudget.ledger.notation import NotationError
 from pytest_kvbudget.mock.spec import MockDevice
-from pytest_kvbudget.shape import Shape, SizeBytes
-from pytest_kvbudget.units import GIB, MIB, SizeError, parse_size
+from pytest_kvbudget.shape import MemoryBytes, Shape
+from pytest_kvbudget.units import GIB, MIB, SizeError, parse_memory, parse_size
 from pytest_kvbudget.verdict import Phase
 
 FILE_NAME: Final = "kvbudget.toml"
@@ -45,19 +46,19 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     lease_seconds: _Seconds = 86_400.0
     release_seconds: _Seconds = 120.0
     """For device memory to come back after the engine is gone, or before a boot."""
-    release_tolerance: SizeBytes = 256 * MIB
+    release_tolerance: MemoryBytes = 256 * MIB
     """Bytes above the idle level that still count as clean."""
     trace_hz: Annotated[float, msgspec.Meta(ge=1, le=100)] = 10.0
     """Samples of device memory per second."""
-    min_free: SizeBytes | None = None
+    min_free: MemoryBytes | None = None
     """Least free device memory per rank, from the launch to the teardown; less is MARGINAL."""
-    max_used: SizeBytes | None = None
+    max_used: MemoryBytes | None = None
     """Most used device memory per rank; more is FAIL."""
-    max_growth: SizeBytes | None = None
+    max_growth: MemoryBytes | None = None
     """Most growth of used device memory per rank between ready and the end of the body; more is FAIL."""
-    host_tolerance: SizeBytes = 8 * GIB
+    host_tolerance: MemoryBytes = 8 * GIB
     """Bytes of host memory that may be missing, or locked, beyond what was before this run's first boot."""
-    idle_used: SizeBytes = 2 * GIB
+    idle_used: MemoryBytes = 2 * GIB
     """Bytes that a device may show as used before this run's first boot; more is somebody else's."""
 
 
@@ -313,12 +314,17 @@ class _KeyError(Exception):
         self.key = key
 
 
+_PARSERS: Final[Mapping[object, Callable[[object], int]]] = {"size": parse_size, "memory": parse_memory}
+"""How a field's type in `pytest_kvbudget.shape` has its text read."""
+
+
 def _prepared(raw: object, info: inspect.Type, key: str) -> object:
     """``raw`` with sizes written as text replaced by bytes, wherever ``info`` has a size; unknown keys are refused."""
     if isinstance(info, inspect.Metadata):
-        if (info.extra or {}).get("kvbudget") == "size" and raw is not None:
+        parse = _PARSERS.get((info.extra or {}).get("kvbudget"))
+        if parse is not None and raw is not None:
             try:
-                return parse_size(raw)
+                return parse(raw)
             except SizeError as error:
                 raise _KeyError(key, str(error)) from None
         return _prepared(raw, info.type, key)

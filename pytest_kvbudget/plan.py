@@ -25,7 +25,7 @@ from pytest_kvbudget.budget.utilization import FreeAtInit, from_driver_reserve
 from pytest_kvbudget.config import ConfigError, LoadedTarget, built_in, find, load
 from pytest_kvbudget.planning import ask_for, policy_of
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.units import GIB, SizeError, format_size, parse_size
+from pytest_kvbudget.units import GIB, SizeError, format_size, parse_memory
 
 EXIT_REFUSED: Final = 1
 EXIT_TROUBLE: Final = 2
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, *, out: TextIO) -> int:
 
 def _size(text: str) -> int:
     try:
-        return parse_size(text)
+        return parse_memory(text)
     except SizeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -10,6 +10,10 @@ import msgspec
 from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.units import format_size
 
+MemoryBytes = Annotated[
+    int, msgspec.Meta(ge=0, extra={"kvbudget": "memory"}, description="bytes, or text: '76 MiB'; never a bare 76")
+]
+"""What a device or a pool has or keeps: see `pytest_kvbudget.units.parse_memory`."""
 SizeBytes = Annotated[int, msgspec.Meta(ge=0, extra={"kvbudget": "size"}, description="bytes, or text: '76 MiB'")]
 """An integer of bytes; in configuration and markers also text such as ``"31.86 GiB"``."""
 
@@ -30,9 +34,9 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     kv_cache_dtype: str | None = None
     tensor_parallel_size: _Count | None = None
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    kv_cache_memory_bytes: SizeBytes | None = None
+    kv_cache_memory_bytes: MemoryBytes | None = None
     """The pinned KV pool, bytes per rank."""
-    reserved_headroom: SizeBytes | None = None
+    reserved_headroom: MemoryBytes | None = None
     lnc: _Count | None = None
     """Logical NeuronCore size: physical cores behind one logical core."""
     enforce_eager: bool = False

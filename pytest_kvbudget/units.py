@@ -55,6 +55,25 @@ def parse_size(value: object) -> int:
     return int(number * _UNITS[unit])
 
 
+def parse_memory(value: object) -> int:
+    """Read an amount of a device's or a pool's memory, as `parse_size`; returns bytes.
+
+    A number without a unit that is less than 1 MiB and not 0 is refused: whoever writes 8 or 512 means another unit.
+
+    Raises:
+        SizeError: for what is no size, or is surely not meant in bytes.
+    """
+    size_bytes = parse_size(value)
+    bare = not isinstance(value, str) or value.strip().replace("_", "").isdecimal()
+    if bare and 0 < size_bytes < MIB:
+        number = str(value).strip()
+        raise SizeError(
+            f"{value!r} has no unit and would be {size_bytes:,} bytes; expected '{number} GiB', '{number} MiB', or "
+            f"'{number} B' if bytes are meant"
+        )
+    return size_bytes
+
+
 def format_size(size_bytes: float) -> str:
     """Write bytes for people in the largest unit that keeps a leading digit: ``"31.86 GiB"``, ``"-62.00 MiB"``."""
     magnitude = abs(size_bytes)

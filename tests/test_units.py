@@ -14,6 +14,7 @@ from pytest_kvbudget.units import (
     exact_unit,
     format_gib,
     format_size,
+    parse_memory,
     parse_size,
     size_beyond,
     size_in,
@@ -36,6 +37,19 @@ from pytest_kvbudget.units import (
 )
 def test_reads_sizes(text: object, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("value", [8, "8", 512, "24_576", MIB - 1])
+def test_a_bare_number_that_no_memory_has_needs_its_unit(value: object) -> None:
+    with pytest.raises(SizeError, match=f"'{value} GiB', '{value} MiB', or '{value} B' if bytes are meant"):
+        parse_memory(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "size_bytes"), [(0, 0), (MIB, MIB), ("2457600", 2_457_600), ("512 B", 512), ("8 GiB", 8 * GIB)]
+)
+def test_reads_amounts_of_memory(value: object, size_bytes: int) -> None:
+    assert parse_memory(value) == size_bytes
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import DEFAULT_HOLD, SurvivalSpec
 from pytest_kvbudget.plugin import BOOTING, MARKERS, SEARCHES, SESSION_FIXTURE
 from pytest_kvbudget.search.bracket import rung_of
-from pytest_kvbudget.shape import Shape, SizeBytes
+from pytest_kvbudget.shape import MemoryBytes, Shape
 from pytest_kvbudget.specs import LadderSpec, SpecError, SweepSpec, check_spec, check_stack, check_sweep, number_of
 
 
@@ -35,9 +35,9 @@ class KnifeEdge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     prompt_tokens: _Count = 16
     max_tokens: _Count | None = None
-    min_free: SizeBytes | None = None
-    max_used: SizeBytes | None = None
-    max_growth: SizeBytes | None = None
+    min_free: MemoryBytes | None = None
+    max_used: MemoryBytes | None = None
+    max_growth: MemoryBytes | None = None
     hold: _Count = DEFAULT_HOLD
     prefill: bool = True
     concurrency: _Count = 1
@@ -62,7 +62,7 @@ class KvSoak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests: _Count | None = None
     minutes: Annotated[float, msgspec.Meta(gt=0)] | None = None
     concurrency: _Count = 4
-    max_growth_per_hour: SizeBytes | None = None
+    max_growth_per_hour: MemoryBytes | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """Seconds for one request."""
 
