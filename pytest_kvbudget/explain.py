@@ -112,7 +112,8 @@ def run(
     elif ledger.family == "unknown":
         out.write(_not_ours(reader, source))
     else:
-        out.write(page(ledger, Boots(boots, reader.starts, reader.times, reader.forgotten), number, source.place))
+        every = Boots(boots, reader.starts, reader.times, reader.forgotten)
+        out.write(page(ledger, every, number, source.place, files=len(paths) or 1))
     return exit_status(ledger)
 
 

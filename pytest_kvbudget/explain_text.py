@@ -75,7 +75,7 @@ class Boots(NamedTuple):
     """Older boots that are not kept."""
 
 
-def page(ledger: BootLedger, boots: Boots, number: int, place: Place) -> str:
+def page(ledger: BootLedger, boots: Boots, number: int, place: Place, *, files: int = 1) -> str:
     """The whole explanation of one boot, ending in a newline.
 
     Args:
@@ -83,12 +83,13 @@ def page(ledger: BootLedger, boots: Boots, number: int, place: Place) -> str:
         boots: every boot of the stream.
         number: 1-based number of the boot.
         place: writes where a line stands.
+        files: how many were read as one log; figures of several are mixed, which whoever reads the page must know.
     """
     lines = [headline(ledger, place)]
     version = f" {ledger.engine_version}" if ledger.engine_version else ""
     simulated = any(value.provenance is Provenance.SIMULATED for value in ledger.facts.values())
     lines.append(
-        f"  {ledger.family}{version}, {ledger.lines:,} lines read, boot {number} of {len(boots.ledgers)}"
+        f"  {ledger.family}{version}, {ledger.lines:,} lines read{_together(files)}, boot {number} of {len(boots.ledgers)}"
         + (", SIMULATED" if simulated else "")
     )
     for section in (
@@ -102,6 +103,10 @@ def page(ledger: BootLedger, boots: Boots, number: int, place: Place) -> str:
         if body:
             lines += ["", *body]
     return "\n".join(lines) + "\n"
+
+
+def _together(files: int) -> str:
+    return f" of {files} files taken together as the ranks of one engine" if files > 1 else ""
 
 
 def headline(ledger: BootLedger, place: Place) -> str:

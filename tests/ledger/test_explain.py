@@ -111,6 +111,7 @@ def test_ranks_in_separate_files_are_one_boot(tmp_path: Path) -> None:
     one.write_text("(Worker_TP0 pid=7) INFO 09-30 10:00:00 [m.py:1] Available KV cache memory: 2.97 GiB")
     two.write_text("\n(Worker_TP1 pid=8) INFO 09-30 10:00:00 [m.py:1] Available KV cache memory: 2.31 GiB\n")
     text, _ = text_of(one, two)
+    assert "3 lines read of 2 files taken together as the ranks of one engine, boot 1 of 1" in text
     assert "rank1.log:2" in text
     assert "Worker_TP0 2.97 GiB, Worker_TP1 2.31 GiB" in text
 
