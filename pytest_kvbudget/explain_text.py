@@ -89,8 +89,8 @@ def page(ledger: BootLedger, boots: Boots, number: int, place: Place, *, files: 
     version = f" {ledger.engine_version}" if ledger.engine_version else ""
     simulated = any(value.provenance is Provenance.SIMULATED for value in ledger.facts.values())
     lines.append(
-        f"  {ledger.family}{version}, {ledger.lines:,} lines read{_together(files)}, boot {number} of {len(boots.ledgers)}"
-        + (", SIMULATED" if simulated else "")
+        f"  {ledger.family}{version}, {ledger.lines:,} lines read{_together(files)}, "
+        f"boot {number} of {len(boots.ledgers)}{', SIMULATED' if simulated else ''}"
     )
     for section in (
         _memory(ledger, place),
