@@ -1,8 +1,7 @@
-"""What a test asks of a boot, as a digest: its marks, its own code, and the fixtures that others put under it."""
+"""What a test asks of a boot, as a digest: its marks, its code and all that it uses, and the fixtures under it."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import pytest
 
 from pytest_kvbudget.plugin import MARKERS, SEARCHES
+from pytest_kvbudget.plugin.sources import dependencies, is_foreign
 
 _JUDGING: Final = frozenset(MARKERS) - frozenset(SEARCHES) - {"kv_shape"}
 """Marks that decide about a boot. A search's own mark only says which boots are wanted, and the shape counts itself."""
@@ -28,35 +28,22 @@ def digest(item: pytest.Function, *extra: object) -> str | None:
         for mark in item.iter_markers()
         if mark.name in _JUDGING
     )
-    parameters = getattr(getattr(item, "callspec", None), "id", "")
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
     try:
-        code = [inspect.getsource(function) for function in _functions(item)]
+        code = list(dependencies(_functions(item), parameters))
     except (OSError, TypeError):
         return None
-    text = "\0".join([*marks, parameters, *map(repr, extra), *code])
+    text = "\0".join([*marks, *map(repr, extra), *code])
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def own_shape(item: pytest.Function) -> bool:
     """Nobody overrides the ``kv_shape`` fixture for this test: its shape is known before it runs."""
     found = item._fixtureinfo.name2fixturedefs.get("kv_shape", ())  # noqa: SLF001 - the closure that pytest made
-    return all(_is_ours(definition.func) for definition in found)
+    return all(getattr(definition.func, "__module__", "").partition(".")[0] == _OURS for definition in found)
 
 
 def _functions(item: pytest.Function) -> Iterable[Callable[..., object]]:
     yield item.function
     for definitions in item._fixtureinfo.name2fixturedefs.values():  # noqa: SLF001 - as above
-        yield from (definition.func for definition in definitions if not _is_foreign(definition.func))
-
-
-def _is_ours(function: Callable[..., object]) -> bool:
-    return str(getattr(function, "__module__", "")).partition(".")[0] == _OURS
-
-
-def _is_foreign(function: Callable[..., object]) -> bool:
-    """Fixtures of pytest, of plugins and of ours: they are of an installed release, not of the test."""
-    try:
-        file = inspect.getsourcefile(function)
-    except TypeError:
-        file = None
-    return _is_ours(function) or file is None or "site-packages" in file or "_pytest" in file
+        yield from (definition.func for definition in definitions if not is_foreign(definition.func))

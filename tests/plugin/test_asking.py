@@ -1,0 +1,112 @@
+"""What a test asks of a boot: the same digest only where everything that judges the boot is the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pytest_kvbudget.plugin.asking import digest
+
+HELPER = """
+from other import LIMIT
+
+SLOTS = 7_500
+UNUSED = 1
+
+class Gate:
+    def __init__(self, least):
+        self.least = least
+
+    def holds(self, value):
+        return value >= self.least
+
+def enough(value):
+    return value >= deeper()
+
+def deeper():
+    return 3
+"""
+TESTS = """
+import helper
+import pytest
+from helper import Gate, SLOTS, enough
+
+LIST = [1, 2]
+NAMES = {"a", "b", "c"}
+GATE = Gate(5)
+
+def least():
+    return 9
+
+@pytest.fixture
+def under():
+    return SLOTS + 1
+
+@pytest.mark.parametrize("many", LIST, ids=["few", "more"])
+def test_it(under, many, so_many=len(LIST)):
+    assert enough(under) and least() and GATE.holds(9) and NAMES
+    assert all(part < LIST[1] for part in helper.LIMIT)
+
+def test_other():
+    assert 1
+"""
+OTHER = "LIMIT = (1, 0)\n"
+
+CHANGES = {
+    "constant": ("test_it.py", "LIST = [1, 2]", "LIST = [1, 3]"),
+    "set": ("test_it.py", '{"a", "b", "c"}', '{"a", "b", "d"}'),
+    "function": ("test_it.py", "return 9", "return 10"),
+    "fixture": ("test_it.py", "SLOTS + 1", "SLOTS + 2"),
+    "imported constant": ("helper.py", "7_500", "7_501"),
+    "imported function": ("helper.py", "value >= deeper()", "value > deeper()"),
+    "what that calls": ("helper.py", "return 3", "return 4"),
+    "what an object holds": ("test_it.py", "Gate(5)", "Gate(6)"),
+    "method": ("helper.py", "value >= self.least", "value > self.least"),
+    "constant of a module's module": ("other.py", "(1, 0)", "(0, 0)"),
+}
+
+
+def asked(pytester: pytest.Pytester, **files: str) -> str:
+    """The digest, in a process of its own: other hashes of strings, other addresses."""
+    pytester.makepyfile(**{"helper": HELPER, "other": OTHER, "test_it": TESTS, **files})
+    script = (
+        "import sys, pytest\n"
+        "from pytest_kvbudget.plugin.asking import digest\n"
+        "class Plugin:\n"
+        "    def pytest_collection_finish(self, session):\n"
+        "        print('digest', digest(session.items[0], 1))\n"
+        "pytest.main(['-q', '--collect-only', '-p', 'no:cacheprovider'], plugins=[Plugin()])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", script], cwd=pytester.path, capture_output=True, text=True, check=True
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("digest ")]
+    assert line != "digest None"
+    return line
+
+
+def test_the_same_in_another_process_and_beside_other_tests(pytester: pytest.Pytester) -> None:
+    first = asked(pytester)
+    assert asked(pytester) == first
+    assert asked(pytester, test_it=TESTS.replace("assert 1", "assert 2")) == first
+    assert asked(pytester, test_zero="def test_zero(): ...\n") == first
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_gate_asks_something_else(pytester: pytest.Pytester, change: str) -> None:
+    first = asked(pytester)
+    name, old, new = CHANGES[change]
+    text = {"test_it.py": TESTS, "helper.py": HELPER, "other.py": OTHER}[name]
+    assert old in text
+    assert asked(pytester, **{name.removesuffix(".py"): text.replace(old, new)}) != first
+
+
+def test_code_that_nobody_can_read_asks_nothing_that_can_be_compared(pytester: pytest.Pytester) -> None:
+    item = pytester.getitem(
+        "namespace = {}\nexec('def hidden(): return 1', namespace)\nhidden = namespace['hidden']\n"
+        "hidden.__module__ = __name__\ndef test_it():\n    assert hidden()\n"
+    )
+    assert isinstance(item, pytest.Function)
+    assert digest(item) is None
