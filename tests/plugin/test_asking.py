@@ -106,7 +106,8 @@ def test_another_gate_asks_something_else(pytester: pytest.Pytester, change: str
 def test_code_that_nobody_can_read_asks_nothing_that_can_be_compared(pytester: pytest.Pytester) -> None:
     item = pytester.getitem(
         "namespace = {}\nexec('def hidden(): return 1', namespace)\nhidden = namespace['hidden']\n"
-        "hidden.__module__ = __name__\ndef test_it():\n    assert hidden()\n"
+        "hidden.__module__ = __name__\ndef test_it():\n    assert hidden()\n",
+        "test_it",
     )
     assert isinstance(item, pytest.Function)
     assert digest(item) is None
