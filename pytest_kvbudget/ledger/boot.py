@@ -16,8 +16,9 @@ from pytest_kvbudget.ledger.prefix import Text, talks
 from pytest_kvbudget.ledger.scan import Kind
 from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.ledger.tables import Tables
-from pytest_kvbudget.ledger.traces import Traces, read_trace
+from pytest_kvbudget.ledger.traces import NO_TRACE, TraceLine, Traces, read_trace
 from pytest_kvbudget.ledger.wrapped import OpenSentences, Wrapped
+from pytest_kvbudget.redact import text_without_secrets
 from pytest_kvbudget.verdict import Phase, Provenance
 
 LONGEST_EVIDENCE: Final = 600
@@ -29,7 +30,27 @@ PLACE: Final = "place"
 MOST_FAILURES: Final = 256
 """Failure lines kept, one per wording and process; of more than that, those that the engine outlived are forgotten."""
 
+_ERRORS: Final = ("ERROR", "CRITICAL")
+"""Levels of records in which an exception counts without the traceback above it."""
+_ANYBODYS: Final = Failure(failure_class="engine_exception", tier=Tier.DEATH)
+_BEHIND: Final = Failure(failure_class="core_exception", tier=Tier.DEATH)
+"""An exception in a process behind the server, also where its lines name no process."""
+_ALONE: Final = Failure(failure_class="lone_exception", tier=Tier.DEATH)
+"""An exception without a traceback: nothing says how far the boot was."""
+_OF_THE_ENGINE: Final = re.compile(r"\b(?:core|engine|multiproc_\w+|worker_base|\w*worker|\w*model_runner)\.py:")
+_OF_A_REQUEST: Final = re.compile(r"\bserving\w*\.py:")
+"""Modules that answer requests: exceptions that their records show end a request, not the engine."""
 _VLLM_PROCESS: Final = re.compile(r"(?:VllmWorker|Worker_(?:TP|PP|DP|EP)|EngineCore|APIServer|DPSupervisor)")
+_VLLM_RECORD: Final = re.compile(r"[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\]")
+_OF_A_DEVICE: Final = frozenset(
+    ["oom", "kernel_fault", "devices_busy", "device_fault", "device_missing", "device_stats_unusable", "compile_failed", "model_not_found"]
+)
+"""Failures that need no engine's name to be told, where a Python exception is of them."""
+
+
+def _evidence(line: int, text: str) -> Evidence:
+    """What is kept of a line, in records and on pages: never a secret that it names."""
+    return Evidence(line, text_without_secrets(text[:LONGEST_EVIDENCE]))
 
 
 class BootState:
@@ -39,6 +60,8 @@ class BootState:
         self.simulated = simulated
         self.asked_family = family
         self.families: dict[str, int] = {}
+        self._vllm_like = False
+        """A record is laid out as vLLM does it, which others do who have its code."""
         self.facts = FactStore()
         self.failures: list[Seen] = []
         self.milestones: list[Milestone] = []
@@ -74,6 +97,8 @@ class BootState:
         for family in FAMILIES:
             if family in self.families:
                 return family
+        if self._vllm_like:
+            return "vllm"
         if "" in self.families:
             return self.asked_family or "torch"
         return "unknown"
@@ -130,19 +155,23 @@ class BootState:
         if self._open.any:
             self._continue(line, text, process)
         before = len(self.milestones)
+        said = read_trace(text.text) if kind.trace else NO_TRACE
+        self._enter(said, process)
         self.quiet = not self._open.any
         matched = partial
         for found in find_rows(text.text, kind.rows, partial=partial):
             if self._match(found, line, text, process, partial=partial):
                 matched = True
-        if kind.trace:
-            self._traceback(line, text.text, process, matched=matched)
+        if said.raises:
+            self._raised(line, text, process, matched=matched, passed_on=said.passed_on)
         return self.milestones[before:]
 
     def _process(self, text: Text) -> Process:
         name = text.process
         if name is not None and _VLLM_PROCESS.match(name):
             self.families.setdefault("vllm", 0)
+        if not (self._vllm_like or self.families) and _VLLM_RECORD.match(text.header):
+            self._vllm_like = True
         if text.pid is not None:
             known = self.names.get(text.pid)
             if name is not None and (known is None or len(name) > len(known)) and len(self.names) < 65536:
@@ -160,7 +189,7 @@ class BootState:
             process = owner or process
         if row.failure is not None and row.failure.tier is Tier.ROOT and talks(text):
             return False
-        evidence = Evidence(line, text.text.strip()[:LONGEST_EVIDENCE])
+        evidence = _evidence(line, text.text.strip())
         if not found.whole:
             self._wrap(Wrapped.of(text, found.row, evidence, process))
             return False
@@ -179,6 +208,8 @@ class BootState:
         if row.known and not row.follows:
             family = compiled.family or ""
             self.families[family] = self.families.get(family, 0) + 1
+        elif row.failure is not None and row.failure.failure_class in _OF_A_DEVICE and read_trace(evidence.text).raises:
+            self.families.setdefault("", 0)
         if row.scope in {"rank", "rank0"}:
             self.workers.add(process)
         seen = None
@@ -305,6 +336,9 @@ class BootState:
         mine = self._phase_of(process)
         if row is not None and (failure.tier >= Tier.DEATH or failure.failure_class == "host_oom_killed"):
             mine = self.now  # it reports what happened to another process
+        if framed is not None and self._traces.loose(process):
+            # of what this frame is around, the last milestone may be further on
+            framed = max(framed, mine, key=order_of(self.family).__getitem__)
         phase = failure.phase or framed or mine
         if failure.failure_class.startswith("hbm"):
             self._tables.begin(evidence.line, process)
@@ -323,6 +357,9 @@ class BootState:
                 if known.survived:
                     self.failures[position] = seen
                     return seen
+                if known.phase is Phase.UNKNOWN and seen.framed:
+                    # loggers print the message first, then the traceback that ends in it
+                    known.phase, known.framed = seen.phase, True
                 return None
         if len(self.failures) >= MOST_FAILURES:
             self.failures = [known for known in self.failures if not known.survived]
@@ -364,7 +401,7 @@ class BootState:
 
     def _complete(self, wrapped: Wrapped, line: int, text: str, *, number_goes_on: bool) -> None:
         loose = wrapped.loose if number_goes_on else set()
-        evidence = Evidence(line, text.strip()[:LONGEST_EVIDENCE])
+        evidence = _evidence(line, text.strip())
         for name, reading in wrapped.readings().items():
             if wrapped.seen is not None:
                 if name in loose or name not in wrapped.seen.readings:
@@ -373,19 +410,26 @@ class BootState:
             elif name in loose or name not in self.facts:
                 self.facts.add(name, wrapped.process, self.value(name, reading, evidence, wrapped.row.row.provenance))
 
-    def _traceback(self, line: int, text: str, process: Process, *, matched: bool) -> None:
-        said = read_trace(text)
+    def _enter(self, said: TraceLine, process: Process) -> None:
+        """What a line says of where a process is in its code, before its own figures and failures count."""
         if said.begins:
             self._traces.begin(process)
-        elif said.frame:
-            if said.of_vllm:
-                self.families.setdefault("vllm", 0)
+        if said.frame:
+            if said.family:
+                self.families.setdefault(said.family, 0)
             phase = said.phase
             if said.waits:
                 phase = max(self.now, Phase.WORKER_INIT, key=order_of(self.family).__getitem__)
             self._traces.frame(process, phase, weak=said.weak)
-        elif said.raises:
-            if not matched and not said.passed_on and process in self._traces:
-                failure = Failure(failure_class="engine_exception", tier=Tier.DEATH)
-                self._fail(failure, None, Evidence(line, text.lstrip()[:LONGEST_EVIDENCE]), process, {})
-            self._traces.end(process)
+
+    def _raised(self, line: int, text: Text, process: Process, *, matched: bool, passed_on: bool) -> None:
+        if _OF_A_REQUEST.search(text.header):
+            matched = True  # the client was told; the engine knows nothing of it
+        # of a cut log the last line of a traceback may be all there is
+        alone = text.header.startswith(_ERRORS) and self.served is None
+        if not matched and not passed_on and (alone or process in self._traces):
+            failure = _BEHIND if _OF_THE_ENGINE.search(text.header) else _ANYBODYS
+            if process not in self._traces:
+                failure = _ALONE
+            self._fail(failure, None, _evidence(line, text.text.lstrip()), process, {})
+        self._traces.end(process)

@@ -43,7 +43,9 @@ CLASSES: Final[dict[str, Proof]] = {
     "host_memory_limit": Proof.OTHER,
     "host_oom_killed": Proof.NO_VERDICT,
     "host_memory_short": Proof.OTHER,
+    "disk_full": Proof.OTHER,
     # weights, profile, KV
+    "device_oom": Proof.MEMORY,
     "weights_oom": Proof.MEMORY,
     "profile_oom": Proof.MEMORY,
     "profile_disturbed": Proof.NO_VERDICT,
@@ -61,6 +63,7 @@ CLASSES: Final[dict[str, Proof]] = {
     "compile_cache_miss": Proof.OTHER,
     "runtime_hbm_oom": Proof.MEMORY,
     "lnc_mismatch": Proof.OTHER,
+    "program_load_failed": Proof.OTHER,
     "profiler_reserve": Proof.OTHER,
     # capture, warm-up, serving
     "graph_capture_oom": Proof.MEMORY,
@@ -70,6 +73,7 @@ CLASSES: Final[dict[str, Proof]] = {
     "request_starved": Proof.NO_VERDICT,
     # ends without a word about memory
     "engine_killed": Proof.NO_VERDICT,
+    "engine_hung": Proof.NO_VERDICT,
     "ready_timeout": Proof.NO_VERDICT,
     "kernel_fault": Proof.OTHER,
     "engine_exception": Proof.OTHER,

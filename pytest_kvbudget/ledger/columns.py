@@ -11,6 +11,7 @@ from pytest_kvbudget.ledger.notation import Reading, read
 FACTS: Final[dict[str, str]] = {
     "total": "hbm_total_used_bytes",
     "model code": "hbm_model_code_bytes",
+    "code": "hbm_model_code_bytes",
     "model constants": "hbm_constants_bytes",
     "constants": "hbm_constants_bytes",
     "tensors": "hbm_tensors_bytes",

@@ -9,18 +9,33 @@ from typing import Final, NamedTuple
 from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.classes import Proof, counts_slots, proof_of
 from pytest_kvbudget.ledger.grammar import order_of
+from pytest_kvbudget.ledger.grammar.common import SHELLS_WORD
+from pytest_kvbudget.ledger.grammar.llamacpp import RETRIED, UNPINNED
 from pytest_kvbudget.ledger.grammar.model import Tier
 from pytest_kvbudget.ledger.grammar.neuron import COMPILED
-from pytest_kvbudget.ledger.levers import PLAN_SHORT, levers_for, with_limits, with_own
+from pytest_kvbudget.ledger.grammar.sglang import TOKENS
+from pytest_kvbudget.ledger.levers import (
+    NO_LIMIT,
+    PLAN_CAPPED,
+    PLAN_SHORT,
+    SHARED_MEMORY,
+    levers_for,
+    with_limits,
+    with_own,
+)
 from pytest_kvbudget.ledger.model import Cause, Evidence, Lever, Outcome
-from pytest_kvbudget.ledger.refused import blamed, misread
+from pytest_kvbudget.ledger.refused import blamed, fitting_layout, misread
 from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.ledger.sentences import Figures, limits_of, quote, sentence_for
+from pytest_kvbudget.units import GIB
 from pytest_kvbudget.verdict import Phase
 
 NEAR_FULL: Final = 0.87
 """Free over total at start-up. Above it the shape asks for too much (drivers and desktops hold a few percent); below
 it somebody else holds the card: 27.28 of 31.86 GiB was memory not yet released, 19.77 of 22.05 GiB a share too big."""
+
+DESKTOP_BYTES: Final = 3 * GIB // 2
+"""What a driver, a desktop and a context hold on a small card, where it is a large part."""
 
 OVERPRICE: Final = 1.08
 """The fork's planner reserves this much more than its registry's bytes per token, and caps the pool there."""
@@ -41,12 +56,35 @@ _OOM_CLASSES: Final[dict[Phase, tuple[str, Phase]]] = {
     Phase.SHUTDOWN: ("request_oom", Phase.REQUEST),
     Phase.UNKNOWN: ("request_oom", Phase.UNKNOWN),
 }
+_REFUSALS: Final = frozenset({"argument_rejected", "parallelism_refused"})
+"""Of settings that cannot be: refused, also where a worker finds out before it uses its device."""
+_BEFORE: Final = _REFUSALS | {"port_in_use", "install_broken"}
+"""Failures that belong to the arguments where no line says how far the boot was."""
+_LOADING: Final = "WorkerProc failed to start"
+"""Said where a worker dies that has not done more than to take its device and load the model."""
+_STARTING: Final = ("EngineCore failed to start", "Engine core initialization failed", "Engine process failed to start")
+"""Said of an engine that did not come up, whatever it was doing."""
 _BEHIND_SERVER: Final = re.compile(r"EngineCore|Worker|VllmWorker|RayWorker|(?:DP|TP|PP|EP)\d")
 """Processes that are not started before the arguments are accepted."""
 _ALLOCATIONS: Final = frozenset(
-    {"oom", "request_oom", "hbm_oom", "hbm_load_oom", "ggml_oom", "ggml_vulkan_oom", "kv_alloc_oom", "profile_oom"}
+    {
+        "oom",
+        "request_oom",
+        TOKENS,
+        "hbm_oom",
+        "hbm_load_oom",
+        "ggml_oom",
+        "ggml_host_oom",
+        "ggml_vulkan_oom",
+        "kv_alloc_oom",
+        "profile_oom",
+    }
 )
 """Failures after which an engine may have tried again with less."""
+_HBM: Final = frozenset({"hbm_oom", "hbm_load_oom", "nrt_resource"})
+"""Allocations that a Neuron device refused."""
+_OF_PROGRAMS: Final = re.compile(r"scratchpad|dma ring|model code|constants|collectives|XT CC", re.IGNORECASE)
+"""What only a compiled program allocates, when it is loaded."""
 _EXPLAINS_GGML: Final = frozenset({"kv_alloc_oom", "profile_oom", "weights_oom", "single_alloc_limit"})
 
 
@@ -70,7 +108,7 @@ def diagnose(state: BootState) -> Diagnosis:
     if root is not None and root.failure.failure_class == COMPILED:
         return Diagnosis(None, "booted", Phase.COMPILE, None)
     if root is None:
-        return _without_root(state)
+        return _nothing_left(state) or _without_root(state)
     resolved = _resolve(state, root)
     outcome = _outcome(state, root, resolved)
     phase = resolved.phase
@@ -80,11 +118,19 @@ def diagnose(state: BootState) -> Diagnosis:
 
 
 def _root(state: BootState) -> Seen | None:
-    living = [seen for seen in state.failures if not seen.survived]
+    living = [
+        seen
+        for seen in state.failures
+        if not seen.survived and not _retried(state, seen) and not _unpinned(state, seen)
+    ]
     # a serving engine logs exceptions of single requests and serves on
     hard = [
         seen for seen in living if not seen.failure.soft and (seen.row is not None or not seen.served or state.dead)
     ]
+    given_up = min((seen.evidence.line for seen in hard if seen.failure.tier is Tier.WRAPPER), default=None)
+    if given_up is not None:
+        # an engine that gave up ends its processes
+        hard = [seen for seen in hard if seen.evidence.line < given_up or not _shells(seen)]
     if not hard:
         return None
     named = [seen for seen in hard if seen.failure.tier in {Tier.ROOT, Tier.KILLED}]
@@ -100,6 +146,10 @@ def _root(state: BootState) -> Seen | None:
     return min(named or soft or hard, key=_nearness)
 
 
+def _shells(seen: Seen) -> bool:
+    return seen.row is not None and seen.row.needle == SHELLS_WORD
+
+
 def _nearness(seen: Seen) -> tuple[bool, Tier, int, bool]:
     """How near a line is to the root: the success that looks like a failure last, then tiers, then the first line."""
     failure = seen.failure
@@ -110,11 +160,25 @@ def _without_root(state: BootState) -> Diagnosis:
     """No line says that the boot failed: it served, went on after a failure, starved, was stopped, or is not over."""
     order = order_of(state.family)
     furthest = max(state.phases, key=order.__getitem__, default=Phase.UNKNOWN)
-    recovered = [seen for seen in state.failures if _allocation(seen) and (seen.failure.soft or seen.survived)]
+    recovered = [
+        seen
+        for seen in state.failures
+        if _allocation(seen)
+        and (seen.failure.soft or seen.survived or _retried(state, seen))
+        and not _unpinned(state, seen)
+    ]
     if state.stopping is not None and state.served is None:
         cause = _plain_cause(state, "engine_killed", state.now, (state.stopping,))
         return Diagnosis(None, "failed", state.now, cause)
-    soft = [seen for seen in state.failures if seen.failure.soft and not seen.survived and not _allocation(seen)]
+    soft = [
+        seen
+        for seen in state.failures
+        if seen.failure.soft
+        and not seen.survived
+        and not _allocation(seen)
+        and not _retried(state, seen)
+        and not _unpinned(state, seen)
+    ]
     if soft and state.served is None:
         resolved = _resolve(state, soft[0])
         outcome = _outcome(state, soft[0], resolved)
@@ -132,6 +196,36 @@ def _without_root(state: BootState) -> Diagnosis:
     if furthest is Phase.UNKNOWN or (state.served is None and state.began is not None and furthest is not Phase.READY):
         return Diagnosis(None, "unknown", furthest, None)
     return Diagnosis(None, "booted", furthest, None)
+
+
+def _retried(state: BootState, seen: Seen) -> bool:
+    """The engine said that it tries again with less, and no failure came after that."""
+    again = [other.evidence.line for other in state.failures if other.failure.failure_class == RETRIED]
+    return (
+        bool(again)
+        and (_allocation(seen) or seen.failure.failure_class == RETRIED)
+        and max(other.evidence.line for other in state.failures) == again[-1]
+    )
+
+
+def _unpinned(state: BootState, seen: Seen) -> bool:
+    """A host buffer that is not pinned, which is said in a line and explained in the next."""
+    said = [other.evidence.line for other in state.failures if other.failure.failure_class == UNPINNED]
+    return seen.failure.failure_class == UNPINNED or seen.evidence.line - 1 in said
+
+
+def _nothing_left(state: BootState) -> Diagnosis | None:
+    """A boot that has no memory for its KV cache, which the engine's own check never accepts: the log is cut there."""
+    order = order_of(state.family)
+    further = any(order[phase] > order[Phase.KV_ALLOC] for phase in state.phases)
+    if state.family != "vllm" or further or state.served is not None:
+        return None
+    for name, least in (("available_kv_bytes", 0), ("gpu_blocks", 1)):
+        for value in state.facts.values.get(name, {}).values():
+            if isinstance(value.value, int) and value.value < least:
+                cause = _plain_cause(state, "kv_budget_nonpositive", Phase.KV_CHECK, (value.evidence,))
+                return Diagnosis(None, "failed", Phase.KV_CHECK, cause)
+    return None
 
 
 def _allocation(seen: Seen) -> bool:
@@ -152,8 +246,11 @@ def _starved(state: BootState) -> bool:
 def _outcome(state: BootState, root: Seen, resolved: _Resolved) -> Outcome:
     if resolved.phase is Phase.UNKNOWN and resolved.failure_class == "request_oom":
         return "unknown"
-    if root.served or resolved.phase is Phase.REQUEST:
+    if (root.served and resolved.failure_class != "port_in_use") or resolved.phase is Phase.REQUEST:
         return "died_after_boot"
+    early = resolved.phase is Phase.WORKER_INIT and resolved.failure_class in _REFUSALS
+    if early:
+        return "refused"
     refused = resolved.phase is Phase.ARGUMENT and proof_of(resolved.failure_class) is Proof.OTHER
     return "refused" if refused else "failed"
 
@@ -164,10 +261,12 @@ def _resolve(state: BootState, seen: Seen) -> _Resolved:
     write = _RESOLVE.get(name)
     if write is not None:
         return write(state, seen)
-    if seen.served and seen.failure.phase is None:
-        phase = Phase.REQUEST
-    if name in {"port_in_use", "install_broken"} and phase is Phase.UNKNOWN:
-        phase = Phase.ARGUMENT
+    if seen.failure.phase is None:
+        phase = _when(state, seen)
+    if name == "port_in_use" and seen.served:
+        phase = Phase.READY  # some releases say that they are up, and bind then
+    if name in _BEFORE and phase is Phase.UNKNOWN:
+        phase = Phase.WORKER_INIT if _BEHIND_SERVER.match(seen.process[0] or "") else Phase.ARGUMENT
     return _Resolved(name, phase)
 
 
@@ -175,10 +274,19 @@ def _resolve_exception(state: BootState, seen: Seen) -> _Resolved:
     """A setting that is no number is found where it is first used, deep in the engine."""
     if misread(state, seen):
         return _Resolved("argument_rejected", Phase.KV_CHECK if seen.phase is Phase.PROFILE else seen.phase)
-    phase = Phase.REQUEST if seen.served else seen.phase
+    phase = _when(state, seen)
     if phase in {Phase.UNKNOWN, Phase.ARGUMENT}:
-        phase = Phase.WORKER_INIT if _BEHIND_SERVER.match(seen.process[0] or "") else Phase.ARGUMENT
+        behind = (
+            seen.failure.failure_class == "core_exception"
+            or _BEHIND_SERVER.match(seen.process[0] or "")
+            or _says(state, "Scheduler hit an exception")
+        )
+        phase = Phase.WORKER_INIT if behind else Phase.ARGUMENT
     return _Resolved("engine_exception", phase)
+
+
+def _resolve_lone(state: BootState, seen: Seen) -> _Resolved:
+    return _Resolved("engine_exception", _when(state, seen))
 
 
 def _resolve_desync(state: BootState, seen: Seen) -> _Resolved:
@@ -202,7 +310,10 @@ def _resolve_startup(state: BootState, seen: Seen) -> _Resolved:
 
 
 def _resolve_oom(state: BootState, seen: Seen) -> _Resolved:
-    phase = Phase.REQUEST if seen.served and not seen.framed else seen.phase
+    if seen.framed and seen.phase is Phase.WORKER_INIT and not seen.served:
+        # before this engine has allocated anything
+        return _Resolved("foreign_process_memory", seen.phase)
+    phase = seen.phase if seen.framed else _when(state, seen)
     pools = seen.readings.get("private_pool_bytes")
     if (
         pools is not None
@@ -211,14 +322,44 @@ def _resolve_oom(state: BootState, seen: Seen) -> _Resolved:
         and phase in {Phase.KV_ALLOC, Phase.PROFILE}
     ):
         phase = phase if seen.framed else Phase.GRAPH_CAPTURE
+    if phase is Phase.UNKNOWN and _says(state, _LOADING):
+        phase = Phase.WEIGHTS_LOAD
+    if phase is Phase.UNKNOWN and _says(state, *_STARTING):
+        return _Resolved("device_oom", phase)
     return _Resolved(*_OOM_CLASSES[phase])
+
+
+def _when(state: BootState, seen: Seen) -> Phase:
+    """The phase of a failure whose wording names none.
+
+    After the server was up, or where the engine itself says that it died after its start, whatever was printed last.
+    """
+    if seen.served:
+        return Phase.REQUEST
+    over = (
+        other.failure.tier is Tier.WRAPPER and other.failure.phase is Phase.REQUEST and not other.survived
+        for other in state.failures
+    )
+    if any(over) and not seen.framed:
+        return Phase.REQUEST
+    if seen.phase is not Phase.UNKNOWN:
+        return seen.phase
+    # "Model warmup failed for ... Error: ..." names the phase of what it passes on
+    above = (other for other in state.failures if other.failure.tier is Tier.WRAPPER and not other.survived)
+    named = (other.failure.phase for other in above if other.evidence.line <= seen.evidence.line)
+    return next((phase for phase in named if phase is not None), seen.phase)
+
+
+def _says(state: BootState, *texts: str) -> bool:
+    return any(text in seen.evidence.text for seen in state.failures if not seen.survived for text in texts)
 
 
 def _startup_class(seen: Seen) -> str:
     free, total = seen.readings.get("free_bytes"), seen.readings.get("total_bytes")
     if free is None or total is None or not isinstance(free.value, int) or not isinstance(total.value, int):
         return "startup_free_below_request"
-    return "startup_free_below_request" if free.value >= NEAR_FULL * total.value else "foreign_process_memory"
+    ours = free.value >= NEAR_FULL * total.value or total.value - free.value <= DESKTOP_BYTES
+    return "startup_free_below_request" if ours else "foreign_process_memory"
 
 
 def _resolve_hbm(state: BootState, seen: Seen) -> _Resolved:
@@ -228,42 +369,85 @@ def _resolve_hbm(state: BootState, seen: Seen) -> _Resolved:
     if seen.failure.failure_class == "nrt_resource" and "device_resource_exhausted" in others:
         return _Resolved("device_resource_exhausted", Phase.MODEL_LOAD)
     loading = any(other.phase is Phase.MODEL_LOAD for other in state.failures) or Phase.MODEL_LOAD in state.phases
-    if seen.phase is Phase.WEIGHTS_LOAD or (
-        not loading and seen.phase in {Phase.KV_CHECK, Phase.KV_ALLOC, Phase.WARMUP}
-    ):
-        return _Resolved("runtime_hbm_oom", Phase.KV_ALLOC if seen.phase is Phase.KV_CHECK else seen.phase)
-    if loading or seen.phase in {Phase.COMPILE, Phase.MODEL_LOAD}:
+    phase = _hbm_phase(state, seen)
+    if phase is Phase.WEIGHTS_LOAD or (not loading and phase in {Phase.KV_CHECK, Phase.KV_ALLOC, Phase.WARMUP}):
+        return _Resolved("runtime_hbm_oom", Phase.KV_ALLOC if phase is Phase.KV_CHECK else phase)
+    if loading or phase in {Phase.COMPILE, Phase.MODEL_LOAD}:
         return _Resolved("runtime_hbm_oom", Phase.MODEL_LOAD)
     if others <= {"hbm_oom"} and "DEVICE memory (" in seen.evidence.text:
         return _Resolved("request_oom", Phase.UNKNOWN)
     return _Resolved("runtime_hbm_oom", Phase.UNKNOWN)
 
 
+def _hbm_phase(state: BootState, seen: Seen) -> Phase:
+    """Where no line says it: what the memory was for, or where the exception that passes it on came from."""
+    if seen.phase is not Phase.UNKNOWN:
+        return seen.phase
+    same = [other for other in state.failures if other.failure.failure_class in _HBM and not other.survived]
+    usages = (other.readings["alloc_usage"].value for other in same if "alloc_usage" in other.readings)
+    if any(_OF_PROGRAMS.search(str(usage)) for usage in usages):
+        return Phase.MODEL_LOAD
+    return next((other.phase for other in (*same, *state.failures) if other.phase is not Phase.UNKNOWN), seen.phase)
+
+
+def _resolve_pool(state: BootState, seen: Seen) -> _Resolved:
+    return _Resolved("request_oom", Phase.REQUEST)
+
+
+def _room(state: BootState, free: float) -> float:
+    """What was free before anything was loaded, less what was."""
+    taken = (
+        value.value
+        for name in ("weights_bytes", "kv_in_use_bytes")
+        for process, value in state.facts.values.get(name, {}).items()
+        if (process[0] or "").startswith("Vulkan") and not isinstance(value.value, str)
+    )
+    return free - sum(taken)
+
+
 def _resolve_ggml(state: BootState, seen: Seen) -> _Resolved:
     figures = Figures(state, seen)
     asked, free = figures.number("tried_alloc_bytes"), figures.number("free_bytes")
+    if seen.served or any(other.failure.failure_class == "request_oom" for other in state.failures):
+        return _Resolved("request_oom", Phase.REQUEST)
     where = [other for other in state.failures if other.failure.phase is not None and other.row is not None]
     phase = where[0].phase if where else seen.phase
+    held = (value.evidence.line for value in state.facts.values.get("weights_bytes", {}).values())
+    if phase is Phase.WEIGHTS_LOAD and not where and min(held, default=seen.evidence.line) < seen.evidence.line:
+        # the buffers of the weights are listed when all of them are there
+        phase = Phase.KV_ALLOC
     if any(other.failure.failure_class == "single_alloc_limit" for other in state.failures):
+        return _Resolved("single_alloc_limit", phase)
+    vulkan = any(other.failure.failure_class == "ggml_vulkan_oom" for other in state.failures)
+    if vulkan and asked is not None and free is not None and asked < _room(state, free):
         return _Resolved("single_alloc_limit", phase)
     for other in state.failures:
         if other.failure.failure_class in _EXPLAINS_GGML:
             return _Resolved(other.failure.failure_class, other.phase)
-    if seen.failure.failure_class == "ggml_vulkan_oom" and asked is not None and free is not None and asked < free:
-        return _Resolved("single_alloc_limit", phase)
     if phase is Phase.UNKNOWN:
         return _Resolved("weights_oom", phase)
     return _Resolved(*_OOM_CLASSES[phase])
 
 
+def _resolve_ggml_host(state: BootState, seen: Seen) -> _Resolved:
+    """What is sized by the context is made smaller by it, wherever it lies."""
+    resolved = _resolve_ggml(state, seen)
+    sized = resolved.phase in {Phase.KV_ALLOC, Phase.PROFILE, Phase.REQUEST}
+    return resolved if sized else _Resolved("host_memory_short", resolved.phase)
+
+
 _RESOLVE: Final[dict[str, Callable[[BootState, Seen], _Resolved]]] = {
     "engine_exception": _resolve_exception,
+    "core_exception": _resolve_exception,
+    "lone_exception": _resolve_lone,
     "oom": _resolve_oom,
     "startup_free": _resolve_startup,
+    TOKENS: _resolve_pool,
     "hbm_oom": _resolve_hbm,
     "hbm_load_oom": _resolve_hbm,
     "nrt_resource": _resolve_hbm,
     "ggml_oom": _resolve_ggml,
+    "ggml_host_oom": _resolve_ggml_host,
     "ggml_vulkan_oom": _resolve_ggml,
     "single_alloc_limit": _resolve_ggml,
     "compile_desync": _resolve_desync,
@@ -287,8 +471,21 @@ def _cause(state: BootState, root: Seen, failure_class: str, phase: Phase) -> Ca
         near = seen.failure.tier <= root.failure.tier + 1 and seen.failure.tier is not Tier.WRAPPER
         if near and not seen.survived and seen.row is not None and seen.process == root.process and len(lines) < 5:
             lines.setdefault(seen.evidence.line, seen.evidence)
-    levers = PLAN_SHORT if counts_slots(failure_class, root.evidence.text) else _levers(state, failure_class, phase)
-    sentence = sentence_for(failure_class, figures, root.evidence.text)
+    # a full pool of tokens ends like a full card, and is helped by the opposite
+    full = root.failure.failure_class == TOKENS
+    levers = _levers(state, TOKENS if full else failure_class, phase)
+    if counts_slots(failure_class, root.evidence.text):
+        levers = PLAN_SHORT
+    elif failure_class == "kv_check_short" and not state.pinned and "plan_overhead_planned_bytes" in state.facts:
+        levers = PLAN_CAPPED
+    layout = fitting_layout(root.evidence.text) if failure_class == "parallelism_refused" else None
+    if layout is not None:
+        levers = (layout, NO_LIMIT)
+    if root.row is not None and "shared_memory" in root.row.flags:
+        levers = SHARED_MEMORY
+    nowhere = failure_class in {"request_oom", "weights_oom"} and phase is Phase.UNKNOWN
+    said = TOKENS if full else "device_oom" if nowhere else failure_class
+    sentence = sentence_for(said, figures, root.evidence.text)
     if failure_class == "argument_rejected":
         own = blamed(state, root)
         levers = levers if own is None else with_own(levers, own)

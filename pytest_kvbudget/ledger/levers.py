@@ -19,6 +19,8 @@ _UTIL_UP = _lever("gpu_memory_utilization", "raise", "helps", "a larger share of
 _LEN_DOWN = _lever("max_model_len", "lower", "helps", "one request then needs less KV cache")
 _LEN_USELESS = _lever("max_model_len", "lower", "useless", "the pool takes what is left, whatever the window is")
 
+NO_LIMIT: Final = _lever("gpu_memory_utilization", "lower", "useless", "no memory limit was hit")
+
 _HEADROOM_DOWN: Final = _lever(
     "VLLM_NEURON_RESERVED_HEADROOM_GIB", "lower", "helps", "the headroom is taken from the same share"
 )
@@ -32,7 +34,7 @@ _CAP_UP: Final = _lever(
 _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     "argument_rejected": (
         _lever("argument", "none", "helps", "correct or drop what the message names, or use an image that knows it"),
-        _lever("gpu_memory_utilization", "lower", "useless", "no memory limit was hit"),
+        NO_LIMIT,
     ),
     "command_not_found": (
         _lever("command", "none", "helps", "name the engine's executable, or activate its environment"),
@@ -44,6 +46,11 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     "plan_refused": (
         _lever("model", "none", "helps", "another image or model: the planner does not guess"),
         _lever("max_model_len", "lower", "useless", "the plan was refused before sizes mattered"),
+    ),
+    "program_load_failed": (
+        _lever("compile cache", "clean", "helps", "compile again with the release that loads the program"),
+        _lever("Neuron runtime and driver", "none", "helps", "as new as the compiler"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no memory limit was hit"),
     ),
     "parallelism_refused": (
         _lever("tensor_parallel_size", "raise", "helps", "more ranks than KV heads, or a divisor of the heads"),
@@ -82,6 +89,12 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
         _lever("host memory", "raise", "helps", "more RAM, or less offloaded to it"),
         _lever("gpu_memory_utilization", "lower", "useless", "host memory is missing, not the card's"),
     ),
+    "device_oom": (
+        _lever("gpu_memory_utilization", "lower", "helps", "where the KV cache or graphs took too much"),
+        _lever("max_num_batched_tokens", "lower", "helps", "where activations were too large"),
+        _lever("quantization", "none", "helps", "where the weights were too large"),
+    ),
+    "disk_full": (_lever("disk", "clean", "helps", "or move the cache of models and programs to another"), NO_LIMIT),
     "weights_oom": (
         _lever("tensor_parallel_size", "raise", "helps", "each rank then holds less of the model"),
         _lever("quantization", "none", "helps", "smaller weights"),
@@ -154,6 +167,7 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     ),
     "compile_failed": (
         _lever("compiler", "none", "helps", "read the compiler's own log"),
+        _lever("compile cache", "clean", "helps", "it keeps programs that failed: --retry_failed_compilation"),
         _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no memory limit was hit"),
     ),
     "compile_desync": (
@@ -203,7 +217,7 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
     ),
     "workspace_locked": (
         _lever("VLLM release", "none", "helps", "a defect of the engine: warm-up did not cover a real request"),
-        _lever("max_num_batched_tokens", "lower", "helps", "a request then needs less workspace"),
+        _lever("enforce_eager", "none", "helps", "the published way round, at the price of speed"),
         _lever("gpu_memory_utilization", "lower", "useless", "memory was free"),
         _lever("max_model_len", "lower", "useless", "memory was free"),
     ),
@@ -216,6 +230,10 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
         _lever(
             "gpu_memory_utilization", "lower", "useless", "nothing says that memory ran out; look in the kernel log"
         ),
+    ),
+    "engine_hung": (
+        _lever("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "raise", "helps", "if a step takes that long"),
+        _lever("gpu_memory_utilization", "lower", "useless", "nothing says that memory ran out"),
     ),
     "ready_timeout": (_lever("VLLM_ENGINE_READY_TIMEOUT_S", "raise", "helps", "if it was still making progress"),),
     "kernel_fault": (
@@ -234,10 +252,48 @@ _SGLANG_OOM: Final[dict[str, tuple[Lever, ...]]] = {
         _lever("chunked_prefill_size", "lower", "helps", "a prefill step then needs less"),
         _lever("mem_fraction_static", "raise", "harms", "leaves still less outside the pool"),
     )
-    for name in ("request_oom", "graph_capture_oom", "warmup_oom")
+    for name in ("request_oom", "warmup_oom")
 }
 _SGLANG: Final[dict[str, tuple[Lever, ...]]] = _SGLANG_OOM | {
-    "kv_budget_nonpositive": (_lever("mem_fraction_static", "raise", "helps", "a larger share goes to the KV cache"),),
+    "graph_capture_oom": (
+        _lever("mem_fraction_static", "lower", "helps", "leaves more of the card outside weights and KV cache"),
+        _lever("cuda_graph_max_bs", "lower", "helps", "fewer graphs take less"),
+        _lever("disable_cuda_graph", "none", "helps", "no graphs at all, at the price of speed"),
+        _lever("mem_fraction_static", "raise", "harms", "leaves still less for the capture"),
+        _lever("context_length", "lower", "useless", "the pool takes what is left, whatever the window is"),
+    ),
+    "weights_oom": (
+        _lever("tp_size", "raise", "helps", "each rank then holds less of the model"),
+        _lever("quantization", "none", "helps", "smaller weights"),
+        _lever("cpu_offload_gb", "raise", "helps", "weights move to the host"),
+        _lever("mem_fraction_static", "lower", "useless", "no KV cache exists yet"),
+        _lever("context_length", "lower", "useless", "no KV cache exists yet"),
+    ),
+    "kv_alloc_oom": (
+        _lever("mem_fraction_static", "lower", "helps", "a smaller pool is asked for"),
+        _lever("max_total_tokens", "lower", "helps", "it sizes the pool where it is less than what is profiled"),
+        _lever("mem_fraction_static", "raise", "harms", "a larger pool is asked for"),
+        _lever("context_length", "lower", "useless", "the pool takes what is left, whatever the window is"),
+    ),
+    "kv_budget_nonpositive": (
+        _lever("mem_fraction_static", "raise", "helps", "a larger share goes to the KV cache"),
+        _lever("tp_size", "raise", "helps", "each rank then holds less of the model"),
+        _lever("quantization", "none", "helps", "smaller weights"),
+        _lever("mem_fraction_static", "lower", "harms", "leaves still less for the KV cache"),
+        _lever("context_length", "lower", "useless", "the pool takes what is left, whatever the window is"),
+    ),
+    "token_pool_full": (
+        _lever("max_running_requests", "lower", "helps", "fewer requests share the pool"),
+        _lever("chunked_prefill_size", "lower", "helps", "a prefill step then asks for fewer tokens of the pool"),
+        _lever("mem_fraction_static", "raise", "helps", "a larger pool, where the card has room"),
+        _lever("mem_fraction_static", "lower", "harms", "the pool of tokens is full, not the card"),
+    ),
+    "workspace_locked": (
+        _lever("SGLANG_FLASHINFER_WORKSPACE_SIZE", "raise", "helps", "the workspace has a fixed size"),
+        _lever("chunked_prefill_size", "lower", "helps", "a step then needs less workspace"),
+        _lever("attention_backend", "none", "helps", "another one has no such workspace"),
+        _lever("mem_fraction_static", "lower", "useless", "memory of the card was free"),
+    ),
     "request_starved": (
         _lever("mem_fraction_static", "raise", "helps", "the pool must hold the largest request"),
         _lever("context_length", "lower", "helps", "one request then needs less KV cache"),
@@ -265,10 +321,50 @@ _LLAMA: Final[dict[str, tuple[Lever, ...]]] = _LLAMA_POOL | {
         _lever("n_gpu_layers", "lower", "helps", "layers stay on the host"),
         _lever("quantization", "none", "helps", "smaller weights"),
         _lever("ctx_size", "lower", "useless", "no KV cache exists yet"),
-    )
+    ),
+    "host_memory_short": (
+        _lever("host memory", "raise", "helps", "more RAM"),
+        _lever("n_gpu_layers", "raise", "helps", "less stays on the host"),
+        _lever("n_gpu_layers", "lower", "harms", "still more stays on the host"),
+    ),
+    "request_oom": (
+        _lever("n_gpu_layers", "lower", "helps", "layers stay on the host"),
+        _lever("ctx_size", "lower", "helps", "a smaller KV cache leaves room for what a batch takes"),
+        _lever("ubatch_size", "lower", "helps", "a batch then takes less"),
+    ),
 }
 
+_NAMES: Final[dict[str, dict[str, str]]] = {
+    "sglang": {
+        "gpu_memory_utilization": "mem_fraction_static",
+        "kv_cache_memory_bytes": "max_total_tokens",
+        "max_model_len": "context_length",
+        "max_num_seqs": "max_running_requests",
+        "max_num_batched_tokens": "chunked_prefill_size",
+        "tensor_parallel_size": "tp_size",
+        "enforce_eager": "disable_cuda_graph",
+    },
+    "llama.cpp": {"gpu_memory_utilization": "", "max_model_len": "ctx_size"},
+}
+"""vLLM's settings as another engine calls them; nothing where it has no such setting."""
+
+_VLLM: Final[dict[str, tuple[Lever, ...]]] = {
+    "compile_hbm_exceeded": (
+        _lever("max_num_batched_tokens", "lower", "helps", "the program's temporaries scale with it"),
+        _lever("max_num_seqs", "lower", "helps", "the program's temporaries scale with it"),
+        _lever("gpu_memory_utilization", "lower", "helps", "where the KV cache is an argument of the program"),
+        _lever("tensor_parallel_size", "raise", "helps", "where weights alone are over the limit"),
+        _lever("gpu_memory_utilization", "raise", "harms", "a larger KV cache leaves less for the program"),
+    ),
+    "compile_failed": (_lever("compiler", "none", "helps", "read its message; no memory of the device ran out"),),
+}
+"""TPU."""
+
 _NEURON: Final[dict[str, tuple[Lever, ...]]] = {
+    "parallelism_refused": (
+        _lever("tensor_parallel_size", "none", "helps", "a number of cores that the message names"),
+        _lever("VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "useless", "no memory limit was hit"),
+    ),
     "kv_check_short": (
         _LEN_DOWN,
         _HEADROOM_DOWN,
@@ -300,6 +396,22 @@ _NEURON_WEIGHTS: Final = (
     _lever("scratchpad and DMA rings", "lower", "useless", "weights fill the memory"),
 )
 
+
+SHARED_MEMORY: Final = (
+    _lever("shm_size", "raise", "helps", "docker's --shm-size or --ipc=host, a memory-backed /dev/shm in Kubernetes"),
+    _lever("gpu_memory_utilization", "lower", "useless", "shared memory of the host is missing, not the card's"),
+    _lever("max_model_len", "lower", "useless", "shared memory of the host is missing, not the card's"),
+)
+"""Of a host whose /dev/shm is full."""
+
+PLAN_CAPPED: Final = (
+    _lever("kv_cache_memory_bytes", "raise", "helps", "a pinned pool is not capped at the plan's reserve"),
+    _lever("plan overhead", "raise", "helps", "what is measured above the planned figure is taken from the KV cache"),
+    _lever("max_model_len", "lower", "useless", "the plan's reserve, which caps the pool, shrinks with the window"),
+    _lever("gpu_memory_utilization", "raise", "useless", "what it frees goes to the expert cache"),
+    _lever("enforce_eager", "none", "useless", "what graphs free goes to the expert cache"),
+)
+"""Of a KV cache that an expert plan caps at its own reserve."""
 
 PLAN_SHORT: Final = (
     _lever("gpu_memory_utilization", "raise", "helps", "within its law; the arena is what the budget leaves"),
@@ -382,11 +494,16 @@ def _useless(levers: tuple[Lever, ...], name: str, why: str) -> tuple[Lever, ...
 
 
 def _levers(failure_class: str, family: str, phase: Phase) -> tuple[Lever, ...]:
-    special = {"sglang": _SGLANG, "llama.cpp": _LLAMA, "neuron": _NEURON}.get(family, {}).get(failure_class)
+    special = {"vllm": _VLLM, "torch": _VLLM, "sglang": _SGLANG, "llama.cpp": _LLAMA, "neuron": _NEURON}.get(
+        family, {}
+    ).get(failure_class)
     if special is not None:
         return special
     if family == "torch" and failure_class == "request_oom":
         return _TORCH
     if failure_class == "runtime_hbm_oom" and phase in {Phase.WEIGHTS_LOAD, Phase.UNKNOWN}:
         return _NEURON_WEIGHTS if phase is Phase.WEIGHTS_LOAD else _LEVERS[failure_class]
-    return _LEVERS.get(failure_class, ())
+    levers = _LEVERS.get(failure_class, ())
+    names = _NAMES.get(family, {})
+    called = (msgspec.structs.replace(lever, name=names.get(lever.name, lever.name)) for lever in levers)
+    return tuple(lever for lever in called if lever.name)

@@ -5,6 +5,8 @@ A value that no line states is missing. It is never 0 and never guessed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Literal
 
 import msgspec
@@ -106,6 +108,17 @@ class KvCache:
         return int(self._ledger.number("kv_needed_bytes"))
 
 
+def _unknown(name: str, stated: Iterable[str]) -> str:
+    """Why a fact is not there of which nothing else is known: no line states it, or there is no such fact."""
+    from pytest_kvbudget.ledger.vocabulary import fact_units  # noqa: PLC0415 - for this message only
+
+    known = {*fact_units(), *stated}
+    if name in known:
+        return "absent"
+    near = get_close_matches(name, sorted(known), 3)
+    return "no fact has this name" + (f"; did you mean {', '.join(near)}?" if near else "")
+
+
 class BootLedger(msgspec.Struct, kw_only=True):
     """Everything one boot said about memory."""
 
@@ -156,6 +169,6 @@ class BootLedger(msgspec.Struct, kw_only=True):
         """
         value = self.get(name)
         if value is None or isinstance(value, (str, bool)):
-            state = self.states.get(name, "absent")
+            state = self.states.get(name) or _unknown(name, self.facts)
             raise MissingValueError(f"{name}: no line of this boot states it ({state}; {self.lines} lines read)")
         return value

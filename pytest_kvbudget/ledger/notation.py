@@ -22,9 +22,10 @@ _KINDS: Final[dict[str, str]] = {
     "gib": rf"(?:{_NUMBER})\s?Gi?B\b",
     "mib": rf"(?:{_NUMBER})\s?Mi?B\b",
     "size": rf"(?:{_NUMBER})\s?(?:[KMGT]i?B|[Bb]ytes|B)\b",
+    "xla": rf"(?:{_NUMBER})[KMGT]?B?\b",
     "gib_bare": _NUMBER,
     "mib_bare": _NUMBER,
-    "bytes": r"-?[0-9]+",
+    "bytes": r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)",
     "tokens": _COUNT,
     "count": _COUNT,
     "signed_count": r"[+-]?[0-9]+",
@@ -39,6 +40,7 @@ _UNITS: Final[dict[str, Unit]] = {
     "gib": "bytes",
     "mib": "bytes",
     "size": "bytes",
+    "xla": "bytes",
     "gib_bare": "bytes",
     "mib_bare": "bytes",
     "bytes": "bytes",
@@ -53,7 +55,7 @@ _UNITS: Final[dict[str, Unit]] = {
     "text": "text",
 }
 _PLACE = re.compile(r"\{([a-z][a-z0-9_]*):([a-z_]+)\}")
-_SIZE = re.compile(r"\s?([KMGT]?)(?:i?B|ytes|[Bb]ytes)")
+_SIZE = re.compile(r"\s?([KMGT]?)(?:i?B|ytes|[Bb]ytes)?")
 
 
 class NotationError(ValueError):
@@ -110,6 +112,11 @@ class Pattern:
             if printed is not None and (end is None or match.end(name) <= end or not printed[-1].isdigit()):
                 found[name] = read(printed, kind)
         return found
+
+
+def places(pattern: str) -> dict[str, Unit]:
+    """The facts that a pattern prints, with their units."""
+    return {name: _UNITS[kind] for name, kind in _PLACE.findall(pattern)}
 
 
 def read(printed: str, kind: str) -> Reading:

@@ -25,17 +25,19 @@ class Text(NamedTuple):
     """The line begins a logger's record: it has a level of its own."""
     header: str = ""
     """The record's own columns (level, time, place); every line of one record repeats them."""
+    service: str | None = None
+    """Whose line it is where a log shipper mixes several: a service of compose, a pod with its container, a unit."""
 
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])|[\x00\x07]")
 _OUTER = re.compile(
     r"""
-      \s*[A-Za-z0-9][\w.-]*\s*\|\x20{1,2}                                    # compose: "svc-1  | "
+      \s*(?P<compose>[A-Za-z0-9][\w.@-]*)\s*\|\x20{1,2}                        # compose: "svc-1  | "; swarm: "svc.1.id@node | "
     | \ufeff | (?:>\x20?)+                                                  # byte order mark; quoted in a thread
-    | \[?pod/[^\s\]]+\]?\s                                                   # kubectl logs --prefix
+    | \[?pod/(?P<pod>[^\s\]]+)\]?\s                                         # kubectl logs --prefix
     | \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s+     # RFC 3339: kubernetes, journald short-iso
-      (?:std(?:out|err)\s[FP]\s)?(?:\S+\s[\w@.:-]+\[\d+\]:\s)?
-    | [A-Z][a-z]{2}\s[\x20\d]\d\s\d\d:\d\d:\d\d(?:\.\d+)?\s\S+\s[^\s:\[\]]+(?:\[\d+\])?:\s   # syslog, journald short
+      (?:std(?:out|err)\s[FP]\s)?(?:(?P<iso>\S+\s[\w@.:-]+)\[\d+\]:\s)?
+    | [A-Z][a-z]{2}\s[\x20\d]\d\s\d\d:\d\d:\d\d(?:\.\d+)?\s(?P<unit>\S+\s[^\s:\[\]]+)(?:\[\d+\])?:\s   # syslog, journald short
     """,
     re.VERBOSE,
 )
@@ -93,6 +95,7 @@ class _Layout(NamedTuple):
     """Where the engine's own line begins, behind what log shippers put in front."""
     start: int
     """Where the message begins."""
+    service: Span | None
     process: Span | None
     ip: Span | None
     pid: Span | None
@@ -113,26 +116,39 @@ def clean(piece: bytes) -> Iterable[Text]:
     text = strip_ansi(piece.decode("utf-8", "replace"))
     layout = _known_layout(piece.translate(_ZEROED)) if len(piece) <= LONGEST_KNOWN else _layout(text)
     if not text.startswith("{", layout.inner):
-        return (_peel(text, layout, None, None, ""),)
-    return _texts(text, layout, None, None)
+        return (_peel(text, layout, None, None, "", _service(text, layout)),)
+    return _texts(text, layout, None, None, None)
 
 
 def _texts(
-    text: str, layout: _Layout, process: str | None, pid: int | None, *, depth: int = 0, header: str = ""
+    text: str,
+    layout: _Layout,
+    process: str | None,
+    pid: int | None,
+    service: str | None,
+    *,
+    depth: int = 0,
+    header: str = "",
 ) -> Iterator[Text]:
     depth += 1
+    service = _service(text, layout) or service
     if text.startswith("{", layout.inner) and depth < 4 and len(text) - layout.inner <= LONGEST_JSON:
         record = text[layout.inner :]
-        inner = _from_json(record)
-        if inner is not None:
-            message, name, number, header = inner
+        decoded = _from_json(record)
+        if decoded is not None:
+            message, name, number, header = decoded
             for line in message.splitlines() or [""]:
                 shown = strip_ansi(line)
-                yield from _texts(shown, _layout(shown), name or process, number or pid, depth=depth, header=header)
+                inner = _layout(shown)
+                yield from _texts(shown, inner, name or process, number or pid, service, depth=depth, header=header)
             return
         cut = record[:MOST_HEADER]
         header = header or (cut if any(f'"{key}"' in cut for key in _LEVEL_KEYS) else "")
-    yield _peel(text, layout, process, pid, header)
+    yield _peel(text, layout, process, pid, header, service)
+
+
+def _service(text: str, layout: _Layout) -> str | None:
+    return None if layout.service is None else text[slice(*layout.service)]
 
 
 @lru_cache(maxsize=MOST_KNOWN)
@@ -142,7 +158,8 @@ def _known_layout(zeroed: bytes) -> _Layout:
 
 def _layout(text: str) -> _Layout:
     """Find processes, ranks and the logger's own columns, in whatever order they come."""
-    inner = start = _inner(text)
+    inner, service = _inner(text)
+    start = inner
     process = ip = pid = rank = header = record_pid = group = None
     while True:
         match = _PROCESS.match(text, start)
@@ -160,23 +177,27 @@ def _layout(text: str) -> _Layout:
         header, start = match.span(), match.end()
         record_pid = match.span("pid") if match["pid"] else None
         group = match.span("sgl") if match["sgl"] else None
-    return _Layout(inner, start, process, ip, pid, rank, header, record_pid, group)
+    return _Layout(inner, start, service, process, ip, pid, rank, header, record_pid, group)
 
 
-def _inner(text: str) -> int:
+def _inner(text: str) -> tuple[int, Span | None]:
+    """Where the engine's own line begins, and where the name of its service stands."""
     if text.startswith("("):
-        return 0  # a process of the engine: nothing stands outside
-    start = 0
+        return 0, None  # a process of the engine: nothing stands outside
+    start, service = 0, None
     for _ in range(3):
         match = _OUTER.match(text, start)
         if match is None:
             break
+        service = match.span(match.lastgroup) if match.lastgroup is not None else service
         start = match.end()
     match = _ANY_OUTER.match(text, start) if text.find(" pid=", start, start + 200) >= 0 else None
-    return start if match is None else match.end()
+    return start if match is None else match.end(), service
 
 
-def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, header: str) -> Text:
+def _peel(
+    text: str, layout: _Layout, process: str | None, pid: int | None, header: str, service: str | None
+) -> Text:
     if layout.process is not None and layout.pid is not None:
         process, pid = text[slice(*layout.process)], int(text[slice(*layout.pid)])
         if layout.ip is not None:
@@ -192,7 +213,7 @@ def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, head
     message = text[layout.start :]
     if "across cluster]" in message:
         message = _REPEATED.sub("", message)
-    return Text(message.rstrip(), process, pid, bool(header), header)
+    return Text(message.rstrip(), process, pid, bool(header), header, service)
 
 
 def _from_json(text: str) -> tuple[str, str | None, int | None, str] | None:

@@ -27,6 +27,31 @@ _NAMED: Final = re.compile(
 _BOUND: Final = re.compile(r"should be (less|greater) than")
 _CHECKED: Final = ("gpu_memory_utilization", "max_num_seqs", "max_model_len")
 """Arguments whose rejected value is read from a validator's lines."""
+_CORRECTIONS: Final[tuple[tuple[str, str, Direction, str], ...]] = (
+    ("is only supported on GPUs with compute capability", "dtype", "none", "half: this device has no bfloat16"),
+    ("requires you to execute", "trust_remote_code", "none", "if the code of the model may run here"),
+    ("trust_remote_code", "trust_remote_code", "none", "if the code of the model may run here"),
+    ("custom code which must be executed", "trust_remote_code", "none", "if the code of the model may run here"),
+    ("is smaller than max_model_len", "max_num_batched_tokens", "raise", "to the window, or lower the window"),
+    ("must be greater than or equal to max_num_seqs", "max_num_batched_tokens", "raise", "or lower max_num_seqs"),
+    ("cannot currently support max_model_len", "max_model_len", "lower", "to what the message says"),
+    ("is greater than max_lora_rank", "max_lora_rank", "raise", "to the rank of the adapter"),
+    ("large swap space", "swap_space", "lower", "to a part of the host's memory"),
+    ("is not valid for this configuration", "attention backend", "none", "leave the choice to the engine"),
+    ("utilization must be less than", "gpu_memory_utilization", "lower", "the message names the bound"),
+    ("uantization ", "quantization", "none", "a format that this device and release know"),
+    ("uantization:", "quantization", "none", "a format that this device and release know"),
+)
+"""What a refusal says, the argument to correct, and how."""
+_LAYOUTS: Final[tuple[tuple[str, Direction, str], ...]] = (
+    ("is larger than the number of", "lower", "to the devices that there are"),
+    (" exceeds the total number of ", "lower", "to the devices that there are"),
+    (" provide a placement group of", "lower", "to the devices that there are"),
+    ("too large tensor parallel size", "lower", "each shard must hold whole blocks of the quantized weights"),
+    ("min_thread_", "lower", "each shard must hold whole tiles of the kernel"),
+    ("divisible by ", "none", "a divisor of what the message names"),
+)
+"""What a refused layout says, and which number of ranks would do."""
 _TOO_LONG: Final = "is greater than the derived max_model_len"
 _BUDGET: Final = frozenset({Phase.PROFILE, Phase.KV_CHECK})
 
@@ -56,9 +81,14 @@ def blamed(state: BootState, seen: Seen) -> Lever | None:
         return _lever(checked.pop(), direction, "the message names the bound")
     match = _NAMED.search(text)
     if match is None:
-        return None
+        return next((_lever(name, way, why) for part, name, way, why in _CORRECTIONS if part in text), None)
     why = "give it a value that the message allows, leave it out, or use an image that knows it"
     return _lever(match[1] or match[2], "none", why)
+
+
+def fitting_layout(text: str) -> Lever | None:
+    """Which number of ranks a refused layout asks for; ``None`` where it is not about that number alone."""
+    return next((_lever("tensor_parallel_size", way, why) for part, way, why in _LAYOUTS if part in text), None)
 
 
 def _lever(name: str, direction: Direction, why: str) -> Lever:

@@ -92,6 +92,9 @@ def sentence_for(failure_class: str, figures: Figures, text: str) -> str:
 def quote(text: str) -> str:
     """The engine's own message, without what only repeats itself."""
     text = re.sub(r"\s*\[type=\w+, input_value=.*$", "", text.strip())
+    raised = re.match(r"raise \w+\(f?[\"']", text)
+    if raised is not None:  # the line of code that says it
+        text = text[raised.end() :].rstrip("\"') ")
     text = re.sub(r"^(?:Value error, |\S+: error: |error: )", "", text)
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
 
@@ -140,18 +143,20 @@ def _foreign(figures: Figures, text: str) -> str:
     return f"{held} of {format_size(total)} is held by something else before this engine allocates anything"
 
 
-def _oom(where: str) -> Callable[[Figures, str], str]:
+def _oom(where: str, doubt: str = "") -> Callable[[Figures, str], str]:
+    where = f" {where}" if where else ""
+
     def write(figures: Figures, text: str) -> str:
         tried = figures.size("tried_alloc_bytes") or figures.size("tried_alloc_rounded_bytes")
         if not tried:
-            return f"the device ran out of memory {where}: {quote(text)}"
+            return f"the device ran out of memory{where}{doubt}: {quote(text)}"
         # what other lines say of free memory was said before: it is not the state at the failure
         free, total, used = (figures.own_size(name) for name in ("free_bytes", "total_bytes", "hbm_total_used_bytes"))
         room = f", {free} of {total} was free" if free and total else f", {free} was free" if free else ""
         if not room and used:
             room = f", {used} was in use"
         usage = _held(figures)
-        return f"an allocation of {tried}{usage} failed {where}{room}"
+        return f"an allocation of {tried}{usage} failed{where}{room}{doubt}"
 
     return write
 
@@ -185,7 +190,8 @@ def _workspace(figures: Figures, text: str) -> str:
 
 
 def _compile_hbm(figures: Figures, text: str) -> str:
-    peak, limit = figures.size("peak_hbm_bytes"), figures.size("hbm_limit_bytes")
+    peak = figures.size("peak_hbm_bytes") or figures.size("io_tensors_bytes")
+    limit = figures.size("hbm_limit_bytes")
     if not peak or not limit:
         return f"a compiled program needs more device memory than there is: {quote(text)}"
     return f"a compiled program needs {peak} of device memory, the limit is {limit}"
@@ -195,6 +201,8 @@ def _disturbed(figures: Figures, text: str) -> str:
     before, after = figures.size("free_bytes"), figures.size("current_free_bytes")
     if not before or not after:
         return f"free memory grew while the engine measured: {quote(text)}"
+    if before == after:
+        return f"free memory is {after}, as it was before the engine measured: no figure can be taken from that"
     return f"free memory grew from {before} to {after} while the engine measured: somebody else gave memory back"
 
 
@@ -253,6 +261,7 @@ _SENTENCES: Final[dict[str, Callable[[Figures, str], str]]] = {
     "kv_reserve_underpriced": _underpriced,
     "startup_free_below_request": _startup,
     "foreign_process_memory": _foreign,
+    "device_oom": _oom("", "; no line says what the engine was doing"),
     "weights_oom": _oom("while the weights were loaded"),
     "profile_oom": _oom("in the profile run"),
     "kv_alloc_oom": _oom("while the KV cache was allocated"),
@@ -285,13 +294,17 @@ _PLAIN: Final[dict[str, str]] = {
     "device_resource_exhausted": "a device resource other than memory ran out",
     "host_oom_killed": "the host killed a process of the engine for want of host memory",
     "host_memory_short": "host memory ran out",
+    "disk_full": "a disk is full",
     "kv_budget_nonpositive": "nothing is left for the KV cache",
     "compile_failed": "the compiler failed",
     "compile_desync": "ranks lost each other while compiling",
     "compile_cache_miss": "a program is missing from the compile cache",
+    "program_load_failed": "a compiled program could not be loaded",
+    "token_pool_full": "the KV cache has no room for the tokens of a batch",
     "lnc_mismatch": "the program was compiled for another logical core configuration",
     "profiler_reserve": "device profiling reserves memory",
     "engine_killed": "a process of the engine was ended from outside or died without a word",
+    "engine_hung": "a worker of the engine did not answer in time",
     "ready_timeout": "the engine did not become ready in time",
     "kernel_fault": "a kernel failed; this is no lack of memory",
     "engine_exception": "the engine raised an exception",

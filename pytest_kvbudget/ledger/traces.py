@@ -14,6 +14,8 @@ EXCEPTION: Final = re.compile(
     r"^(?:\[?\w*\]?:? ?)(?:[a-z_][\w]*\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s(?P<message>.*))?$"
 )
 """The last line of a traceback."""
+_METHOD: Final = re.compile(r"(?:while processing method|Error executing method) '?(?P<function>\w+)")
+"""A worker's word for what it was doing, in front of the traceback or without one."""
 _CONSEQUENCES: Final = frozenset(
     {
         "EngineDeadError",
@@ -35,6 +37,9 @@ _CONSEQUENCE_TEXTS: Final = (
     "please check the stack trace above",
     "See stack trace",
 )
+_BEGINS: Final = "Traceback (most recent call last)"
+_INNER: Final = re.compile(r'File "[^"]*", line \d+, in (?P<function>\w+)')
+"""A frame anywhere in a line."""
 _MOST_KNOWN: Final = 2048
 """Lines of tracebacks that are remembered: the same ones come again in every boot that fails alike."""
 
@@ -50,28 +55,37 @@ class TraceLine(NamedTuple):
     """In the frame's function the server waits for the engine: the engine's phase counts."""
     weak: bool = False
     """The frame's function runs in several phases: a frame further in decides."""
-    of_vllm: bool = False
+    family: str = ""
+    """The engine family whose code the frame is in."""
     raises: bool = False
     """The exception, which ends the traceback."""
     passed_on: bool = False
     """The exception only reports what happened in another process."""
 
 
+NO_TRACE: Final = TraceLine()
+"""What a line is that belongs to no traceback."""
+
+
 @lru_cache(maxsize=_MOST_KNOWN)
 def read_trace(text: str) -> TraceLine:
     """What a line is to a traceback."""
     stripped = text.lstrip()
-    if stripped.startswith("Traceback (most recent call last)"):
-        return TraceLine(begins=True)
+    if stripped.startswith(_BEGINS):
+        return _whole(stripped) if len(stripped) > len(_BEGINS) + 1 else TraceLine(begins=True)
+    method = _METHOD.search(text)
+    if method is not None:
+        function = method["function"]
+        return TraceLine(begins=True, frame=True, phase=FRAMES.get(function), weak=function in WEAK_FRAMES)
     frame = FRAME.match(text)
     if frame is not None:
-        function = frame["function"]
+        function = frame["function"] or frame["cell"]
         return TraceLine(
             frame=True,
             phase=FRAMES.get(function),
             waits=function in WAITING_FRAMES,
             weak=function in WEAK_FRAMES,
-            of_vllm="/vllm/" in text,
+            family="sglang" if "/sglang/" in text else "vllm" if "/vllm/" in text else "",
         )
     exception = EXCEPTION.match(stripped)
     if exception is None:
@@ -79,6 +93,16 @@ def read_trace(text: str) -> TraceLine:
     name, message = exception["name"], exception["message"] or ""
     passed_on = name in _CONSEQUENCES or any(part in message for part in _CONSEQUENCE_TEXTS)
     return TraceLine(raises=True, passed_on=passed_on)
+
+
+def _whole(text: str) -> TraceLine:
+    """A traceback that was put on one line: its frames and its exception are there, nothing of it follows."""
+    functions = [frame["function"] for frame in _INNER.finditer(text)]
+    phases = [(FRAMES[function], function in WEAK_FRAMES) for function in functions if function in FRAMES]
+    if not functions:
+        return TraceLine(begins=True)
+    phase, weak = next((known for known in phases if not known[1]), phases[0] if phases else (None, False))
+    return TraceLine(begins=True, frame=True, phase=phase, weak=weak, raises=True, passed_on=True)
 
 
 class Traces:
@@ -108,6 +132,11 @@ class Traces:
         """The phase that the frames of a process prove."""
         known = self._phases.get(process)
         return known[0] if known is not None else None
+
+    def loose(self, process: Process) -> bool:
+        """Whether the phase that the frames prove is only that of a `WEAK_FRAMES` one."""
+        known = self._phases.get(process)
+        return known is not None and known[1]
 
     def __contains__(self, process: Process) -> bool:
         return process in self._phases

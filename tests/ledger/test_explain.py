@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pytest_kvbudget import explain
+from pytest_kvbudget.explain_text import LABELS, NAMES
+from pytest_kvbudget.ledger.model import MissingValueError
+from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.ledger.vocabulary import fact_units
 from tests.ledger.support import DATA
 
 B1 = DATA / "boots" / "b1_kv_too_small.log"
@@ -53,6 +59,76 @@ def test_the_first_line_is_the_verdict(name: str, begin: str, status: int) -> No
     text, got = text_of(DATA / name)
     assert text.startswith(begin)
     assert got == status
+
+
+def test_every_fact_that_can_be_read_has_a_name_for_people() -> None:
+    units = fact_units()
+    numbers = {name for name, unit in units.items() if unit not in {"text", "flag"}}
+    assert numbers - LABELS.keys() == NAMES
+    assert LABELS.keys() <= numbers
+    assert not [label for label in LABELS.values() if "hbm" in label or "kv " in label or " b " in label]
+
+
+def test_numbers_that_name_a_place_or_a_code_are_in_no_table() -> None:
+    log = DATA / "cases" / "neuron-qwen38-27b-mns4.log"
+    assert "ret=-12" in log.read_text()
+    text, _ = text_of(log)
+    assert not re.search(rf"^  (?:{'|'.join(NAMES)})  ", text, re.MULTILINE)
+
+
+def test_a_file_among_others_that_is_no_log_of_an_engine_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "other.log"
+    other.write_text("GET / 200\nGET / 200\n")
+    packed = tmp_path / "older.log.gz"
+    packed.write_bytes(gzip.compress(B1.read_bytes()))
+    alone, _ = text_of(B1)
+    text, status = text_of(other, B1, packed)
+    assert status == 1
+    assert text.split("\n")[0].startswith(alone.split("\n")[0].partition(" (line")[0])
+    assert f"\n{other}: no line of an engine I know\n" in text
+    assert f"\n{packed}: no line of an engine I know; it is compressed: zcat {packed} | kvbudget explain\n" in text
+    assert "no line of an engine" not in alone
+    twice, _ = text_of(B1, B1)
+    assert "no line of an engine" not in twice
+    out = io.StringIO()
+    explain.run([str(other), str(B1)], as_json=True, out=out, stdin=io.BytesIO())
+    assert json.loads(out.getvalue())["foreign_files"] == [str(other)]
+
+
+def test_a_compressed_log_alone_is_met_with_what_unpacks_it(tmp_path: Path) -> None:
+    packed = tmp_path / "b.log.gz"
+    packed.write_bytes(gzip.compress(B1.read_bytes()))
+    text, status = text_of(packed)
+    assert status == 2
+    assert f"zcat {packed} | kvbudget explain" in text
+
+
+def test_following_a_foreign_log_says_that_nothing_is_known_of_it_and_reads_on(tmp_path: Path) -> None:
+    log, out, waits = tmp_path / "other.log", io.StringIO(), iter(range(2 * explain.PUZZLED))
+    log.write_text("GET / 200\n")
+    assert explain.follow(str(log), out=out, wait=lambda: next(waits, None) is not None) == 2
+    assert out.getvalue().count("no line of an engine so far: 1 line; known are vLLM") == 1
+
+
+def test_a_secret_that_a_line_names_is_not_quoted() -> None:
+    log = b"usage: vllm [-h]\nvllm: error: unrecognized arguments: --api-key sk-hidden --foo\n"
+    text, _ = text_of(stdin=log)
+    out = io.StringIO()
+    explain.run([], as_json=True, out=out, stdin=io.BytesIO(log))
+    for shown in (text, out.getvalue()):
+        assert "--api-key <removed> --foo" in shown
+        assert "sk-hidden" not in shown
+
+
+def test_a_name_that_is_no_fact_is_met_with_those_near_it() -> None:
+    reader = LedgerReader()
+    reader.feed(B1.read_bytes())
+    reader.close()
+    ledger = reader.ledger()
+    with pytest.raises(MissingValueError, match="no fact has this name; did you mean kv_tokens"):
+        ledger.number("kv_token")
+    with pytest.raises(MissingValueError, match=r"no line of this boot states it \(absent"):
+        ledger.number("hbm_tensors_bytes")
 
 
 def test_standard_input_is_read_for_no_path_and_for_a_dash() -> None:

@@ -66,7 +66,6 @@ MILESTONES: list[tuple[str, Phase]] = [
     ("[1/2] Warming up decode (batch=4, seq=4096)", Phase.WARMUP),
     ("  Successfully warmed up for prefill bucket 512", Phase.WARMUP),
     ("Model warmup completed: 4 num_batched_tokens_buckets, 2 num_seqs_buckets", Phase.WARMUP),
-    ("Failed to load NN: /tmp/x.neff, err: 4", Phase.MODEL_LOAD),
     (
         "[2026-01-02 03:04:05] server_args=ServerArgs(model_path='/m', mem_fraction_static=0.9, tp_size=1)",
         Phase.ARGUMENT,
@@ -291,7 +290,7 @@ ENDS: list[tuple[str, str, str, Phase, Outcome]] = [
         "RuntimeError: NEURON_RT_VISIBLE_CORES cannot be used with multi-processing execution on vLLM.",
         "argument_rejected",
         Phase.WORKER_INIT,
-        "failed",
+        "refused",
     ),
     (
         W,

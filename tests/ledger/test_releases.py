@@ -448,7 +448,7 @@ VARIANTS: list[Variant] = [
         ),
         "died_after_boot",
         Phase.REQUEST,
-        "engine_exception",
+        "engine_hung",
         {},
     ),
     Variant(
@@ -513,7 +513,7 @@ VARIANTS: list[Variant] = [
             "Aborted (core dumped)",
         ),
         "failed",
-        Phase.KV_ALLOC,
+        Phase.WEIGHTS_LOAD,
         "engine_exception",
         {},
     ),

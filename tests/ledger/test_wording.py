@@ -119,7 +119,6 @@ WORDINGS: list[tuple[str, str, Facts]] = [
     ("0.18+", "Estimated CUDA graph memory: 0.58 GiB total", {"graph_estimated_bytes": gib(0.58)}),
     ("0.9+", "Available KV cache memory: 4.87 GiB", {"available_kv_bytes": gib(4.87)}),
     ("0.14+, zero dropped", "Available KV cache memory: 30.9 GiB", {"available_kv_bytes": gib(30.9)}),
-    ("negative", "Available KV cache memory: -0.62 GiB", {"available_kv_bytes": -gib(0.62)}),
     (
         "0.10.2+, pinned",
         "Initial free memory 31.29 GiB, reserved 2.95 GiB memory for KV Cache as specified by kv_cache_memory_bytes "
@@ -344,12 +343,6 @@ WORDINGS: list[tuple[str, str, Facts]] = [
         "[2026-01-02 03:04:05] max_total_num_tokens=450000, chunked_prefill_size=8192, max_running_requests=2048, "
         "context_len=131072, available_gpu_mem=22.50 GB",
         {"max_total_tokens": 450000, "max_model_len": 131072, "free_bytes": gib(22.5)},
-    ),
-    (
-        "SGLang, negative",
-        "[2026-02-11 06:45:01] max_total_tokens=20480 is larger than the profiled value -89624. Use the profiled value "
-        "instead.",
-        {"max_total_tokens": 20480, "profiled_tokens": -89624},
     ),
     (
         "0.18, advisory",

@@ -11,8 +11,16 @@ _D = Provenance.DERIVED
 """Fitting arithmetic of the engine: proposed, not allocated."""
 
 
-def _fails(failure_class: str, phase: Phase | None = None, tier: Tier = Tier.ROOT) -> Failure:
-    return Failure(failure_class=failure_class, phase=phase, tier=tier)
+RETRIED: Final = "retried"
+"""The engine tries again with less after an allocation that failed; no failure of its own."""
+_HOST: Final = r"(?:CPU(?:_\w+)?|\w+_Host)"
+"""Buffers in the host's memory."""
+UNPINNED: Final = "unpinned"
+"""The host buffer is not pinned, for the reason that the next line gives; it is allocated all the same."""
+
+
+def _fails(failure_class: str, phase: Phase | None = None, tier: Tier = Tier.ROOT, *, soft: bool = False) -> Failure:
+    return Failure(failure_class=failure_class, phase=phase, tier=tier, soft=soft)
 
 
 BOOT: Final = (
@@ -50,12 +58,32 @@ BOOT: Final = (
     ),
     Row(pattern=r"load_tensors: loading model tensors", phase=Phase.WEIGHTS_LOAD),
     Row(
+        pattern=r"using device {place:word} \(.*\) - {free_bytes:mib} free",
+        needle="using device ",
+        phase=Phase.ARGUMENT,
+        then=Phase.WEIGHTS_LOAD,
+    ),
+    Row(
+        pattern=r"- (?!CPU\b|RPC|BLAS){place:word}\s*: .*\({total_bytes:mib}, {free_bytes:mib} free\)",
+        needle=" MiB free)",
+        releases="device_info",
+    ),
+    Row(
+        pattern=r"memory reporting free: {free_bytes:bytes} total: {total_bytes:bytes}",
+        releases="Windows",
+    ),
+    Row(pattern=r"\bDevice \d+: .*, VRAM: {total_bytes:mib}", needle=", VRAM: "),
+    Row(pattern=r"current device: {device:count}, in function ", needle="current device: "),
+    Row(
         pattern=r"load_tensors:\s+{place:word}(?: model)? buffer size =\s+{weights_bytes:size}",
         needle=" buffer size =",
         phase=Phase.WEIGHTS_LOAD,
-        then=Phase.KV_ALLOC,
     ),
-    Row(pattern=r"llama_context: n_ctx\s+= {n_ctx:count}", needle="llama_context: n_ctx", phase=Phase.KV_ALLOC),
+    Row(
+        pattern=r"(?:llama_context|llama_new_context_with_model|llama_init_from_model): n_ctx\s+= {n_ctx:count}",
+        needle=": n_ctx",
+        phase=Phase.KV_ALLOC,
+    ),
     Row(
         pattern=r"\s{place:word} KV buffer size =\s+{kv_in_use_bytes:size}",
         needle=" KV buffer size =",
@@ -76,7 +104,10 @@ BOOT: Final = (
         phase=Phase.READY,
         event="served",
     ),
-    Row(pattern=r"launch_slot_: id\s+\d+ ", needle="launch_slot_: id", event="alive"),
+    *(
+        Row(pattern=rf"{name}: id\s+\d+ ", needle=f"{name}: id", event="alive")
+        for name in ("launch_slot_", "update_slots", "print_timing", "process_toke", "get_availabl")
+    ),
     Row(pattern=r"cleaning up before exit", event="stopping"),
 )
 
@@ -105,16 +136,71 @@ FAILURES: Final = (
         failure=_fails("profile_oom", Phase.PROFILE, Tier.KILLED),
     ),
     Row(
-        pattern=r"failed to allocate \w+ buffer of size {tried_alloc_bytes:bytes}",
+        pattern=r"_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size {tried_alloc_bytes:bytes}",
+        needle="_cpu_buffer_type_alloc_buffer: ",
+        failure=_fails("ggml_host_oom"),
+    ),
+    Row(
+        pattern=rf"(?<!cpu_buffer_type_alloc_buffer: )failed to allocate (?!{_HOST} )(?:\w+ )?"
+        r"buffer of size {tried_alloc_bytes:bytes}",
         needle=" buffer of size ",
         failure=_fails("ggml_oom"),
+    ),
+    Row(
+        pattern=rf"failed to allocate {_HOST} buffer of size {{tried_alloc_bytes:bytes}}",
+        needle=" buffer of size ",
+        failure=_fails("ggml_host_oom"),
+    ),
+    Row(
+        pattern=r"_buffer_type_alloc_buffer: failed to allocate {tried_alloc_bytes:mib}",
+        needle="_buffer_type_alloc_buffer: failed to allocate ",
+        failure=_fails("ggml_oom"),
+    ),
+    Row(
+        pattern=r"error loading model: failed to allocate buffer",
+        needle="error loading model",
+        failure=_fails("weights_oom", Phase.WEIGHTS_LOAD, Tier.KILLED),
     ),
     Row(
         pattern=r"[Dd]evice memory allocation of size {tried_alloc_bytes:bytes} failed",
         needle="emory allocation of size ",
         failure=_fails("ggml_vulkan_oom"),
     ),
-    Row(pattern=r"ErrorOutOfDeviceMemory", failure=_fails("ggml_oom", None, Tier.KILLED)),
+    Row(
+        pattern=r"error loading model: .*ErrorOutOfDeviceMemory",
+        needle="error loading model: ",
+        failure=_fails("weights_oom", Phase.WEIGHTS_LOAD, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"ggml_vulkan: Failed to allocate pinned memory\.",
+        failure=_fails(UNPINNED, None, Tier.KILLED, soft=True),
+    ),
+    Row(
+        pattern=r"(?<!pinned memory \(vk::Device::allocateMemory: )ErrorOutOfDeviceMemory",
+        needle="ErrorOutOfDeviceMemory",
+        failure=_fails("ggml_oom", None, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"(?<!pinned memory \(vk::Device::allocateMemory: )ErrorOutOfHostMemory",
+        needle="ErrorOutOfHostMemory",
+        failure=_fails("host_memory_short"),
+    ),
+    Row(
+        pattern=r"radv/amdgpu:\s+size\s+: {tried_alloc_bytes:bytes} bytes",
+        needle="radv/amdgpu: ",
+        failure=_fails("ggml_oom", None, Tier.KILLED),
+    ),
+    Row(pattern=r"kIOGPUCommandBufferCallbackErrorOutOfMemory", failure=_fails("oom")),
+    Row(
+        pattern=r"error loading model(?: \w+)*: "
+        r"(?!.*(?:unable to allocate|OutOf|out of memory|failed to alloc|bad_alloc))",
+        needle="error loading model",
+        failure=_fails("engine_exception", Phase.WEIGHTS_LOAD, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"compute buffer allocation failed, retrying without pipeline parallelism",
+        failure=_fails(RETRIED, Phase.PROFILE, Tier.KILLED, soft=True),
+    ),
     Row(
         pattern=r"(?:exceeds|larger than) (?:the )?(?:maxMemoryAllocationSize|max(?:imum)? allocation size)",
         needle="llocation",
@@ -129,20 +215,44 @@ FAILURES: Final = (
         Row(pattern=pattern, failure=_fails("device_fault", None, Tier.KILLED))
         for pattern in (r"ErrorDeviceLost", r"VK_ERROR_DEVICE_LOST")
     ),
-    Row(pattern=r"exceeds device memory allocation limit", failure=_fails("single_alloc_limit")),
+    *(
+        Row(pattern=pattern, failure=_fails("single_alloc_limit"))
+        for pattern in (r"exceeds device memory allocation limit", r"exceeds device buffer size limit")
+    ),
     Row(pattern=r"failed to allocate buffer for kv cache", failure=_fails("kv_alloc_oom", Phase.KV_ALLOC, Tier.KILLED)),
     Row(
-        pattern=r"failed to allocate compute (?:pp |tg )?buffers",
+        pattern=r"llama_kv_cache_update_impl: failed to allocate compute",
+        failure=_fails("request_oom", Phase.REQUEST, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"(?<!update_impl: )failed to allocate compute (?:pp |tg )?buffers",
         needle="failed to allocate compute ",
         failure=_fails("profile_oom", Phase.PROFILE, Tier.KILLED),
     ),
     Row(
-        pattern=r"unable to allocate \S+ buffer",
+        pattern=rf"unable to allocate (?!{_HOST} )\S+ buffer",
         needle="unable to allocate ",
         failure=_fails("weights_oom", Phase.WEIGHTS_LOAD, Tier.KILLED),
     ),
     Row(
-        pattern=r"failed to load model|failed to create context with model|failed to initialize the context",
+        pattern=rf"unable to allocate {_HOST} buffer",
+        needle="unable to allocate ",
+        failure=_fails("host_memory_short", Phase.WEIGHTS_LOAD, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"llama runner process has terminated: signal: killed",
+        failure=_fails("engine_killed", None, Tier.DEATH),
+        releases="ollama",
+    ),
+    Row(
+        pattern=r"llama runner process (?:has terminated|no longer running): (?!signal: killed)",
+        needle="llama runner process ",
+        failure=_fails("unexplained", None, Tier.WRAPPER),
+        releases="ollama",
+    ),
+    Row(
+        pattern=r"failed to load model|failed to create context with model|"
+        r"failed to initialize the context(?!.*this warning is normal)",
         needle="failed to ",
         failure=_fails("unexplained", None, Tier.WRAPPER),
     ),

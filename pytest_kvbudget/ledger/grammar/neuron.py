@@ -199,6 +199,54 @@ BOOT: Final = (
         releases="0.21+",
     ),
     Row(pattern=r"Model warmup completed", phase=Phase.WARMUP, scope="rank", releases="0.21+"),
+    *(
+        Row(pattern=pattern, needle=needle, phase=Phase.COMPILE, scope="rank", flags=flags, releases="NxD Inference")
+        for pattern, needle, flags in (
+            (r"[Gg]enerating HLOs? for the following models", "or the following models", ()),
+            (r"[Gg]enerating HLO: ", "enerating HLO: ", ()),
+            (r"Starting compilation for (?:all HLOs|the priority HLO)", "Starting compilation for", ()),
+            (r"Call compiler with cmd: \W*neuronx?-cc", "Call compiler with cmd", ("graphs_compiled",)),
+            (r"Using a cached neff at ", "Using a cached neff", ("graphs_from_cache",)),
+        )
+    ),
+    Row(
+        pattern=r"Finished Compilation for all HLOs in ",
+        phase=Phase.COMPILE,
+        then=Phase.MODEL_LOAD,
+        scope="rank",
+        flags=("compile_done",),
+        releases="NxD Inference",
+    ),
+    *(
+        Row(pattern=pattern, needle=needle, phase=Phase.WEIGHTS_LOAD, scope="rank", releases="NxD Inference")
+        for pattern, needle in (
+            (r"Sharding [Ww]eights on load", "eights on load"),
+            (r"Sharding [Ww]eights for ranks", "eights for ranks"),
+            (r"Loading presharded checkpoints", ""),
+            (r"Presharded file read: ", ""),
+        )
+    ),
+    Row(
+        pattern=r"Finished weights loading in ",
+        phase=Phase.WEIGHTS_LOAD,
+        then=Phase.WARMUP,
+        scope="rank",
+        releases="NxD Inference",
+    ),
+    Row(
+        pattern=r"^Warming up the model\.",
+        needle="Warming up the model",
+        phase=Phase.WARMUP,
+        scope="rank",
+        releases="NxD Inference",
+    ),
+    Row(
+        pattern=r"^Warmup completed in ",
+        needle="Warmup completed in ",
+        phase=Phase.WARMUP,
+        scope="rank",
+        releases="NxD Inference",
+    ),
     Row(
         pattern=r"CPUCompilationComplete\b",
         phase=Phase.COMPILE,
@@ -217,25 +265,34 @@ COMPILER: Final = (
         scope="rank",
         wraps=True,
         parts=(
-            r"\[{code:word}\] Maximum peak",
+            r"\b(?=NCC_){code:word}\] Maximum peak",
             r"Maximum peak HBM usage of {peak_hbm_bytes:size}",
             r"exceeds HBM limit of {hbm_limit_bytes:size}",
-            r"HBM limit of \S+?[KMG]?B for {arch:word}\.",
+            r"HBM limit of \S+?[KMG]?B for {arch:word}[.,]?(?:\s|$)",
             r"{constants_bytes:size}(?: of)? model constants",
             r"{io_tensors_bytes:size}(?: of)? I/O tensors",
             r"{scratchpad_bytes:size}(?: of)? internal \(scratchpad\)",
             r"{dma_ring_bytes:size}(?: of)? DMA ring I/O",
         ),
     ),
-    Row(
-        pattern=r"\bNCC_EVRF009\b",
-        needle="NCC_EVRF009",
-        scope="rank",
-        failure=_fails("compile_hbm_exceeded", Phase.COMPILE),
-        parts=(r"\[?{code:word}\]?(?=[\s:\]])",),
+    *(
+        Row(
+            pattern=rf"\b{code}\b",
+            needle=code,
+            scope="rank",
+            failure=_fails("compile_hbm_exceeded", Phase.COMPILE),
+            wraps=True,
+            parts=(
+                r"\b(?=NCC_){code:word}(?=[\s:,\]\)]|$)",
+                r"exceeds HBM limit of {arch:word}[.,]?(?:\s|$)",
+                rf"[Nn]eeded {{{needs}:bytes}} bytes",
+                r"available {hbm_limit_bytes:bytes} bytes",
+            ),
+        )
+        for code, needs in (("NCC_EVRF009", "io_tensors_bytes"), ("NCC_EXSP001", "peak_hbm_bytes"))
     ),
     Row(
-        pattern=r"\bNCC_(?!EOOM|EVRF009)[A-Z]+[0-9]+\b",
+        pattern=r"\bNCC_(?!EOOM|EVRF009|EXSP001)[A-Z]+[0-9]+\b",
         needle="NCC_",
         scope="rank",
         failure=_fails("compile_failed", Phase.COMPILE),
@@ -267,11 +324,34 @@ COMPILER: Final = (
         scope="rank",
         failure=_fails("compile_failed", Phase.COMPILE, Tier.KILLED),
     ),
-    Row(
-        pattern=r"\[F137\]",
-        needle="[F137]",
-        scope="rank",
-        failure=_fails("host_oom_killed", Phase.COMPILE),
+    *(
+        Row(
+            pattern=pattern,
+            needle=needle,
+            scope="rank",
+            failure=_fails("host_oom_killed", Phase.COMPILE, tier),
+            parts=(r"(?:failed with|returned:) {status:signed_count}",),
+        )
+        for pattern, needle, tier in (
+            (r"\[F137\]", "[F137]", Tier.ROOT),
+            (r"Compile command returned: -9\b", "Compile command returned: -9", Tier.KILLED),
+            (r"neuronx?-cc failed with -9\b", "-cc failed with -9", Tier.ROOT),
+            (r"'neuronx?-cc'.* died with <Signals\.SIGKILL", "died with <Signals.SIGKILL", Tier.ROOT),
+        )
+    ),
+    *(
+        Row(pattern=pattern, needle=needle, scope="rank", failure=_fails("compile_failed", Phase.COMPILE, Tier.KILLED))
+        for pattern, needle in (
+            (r"\bneuronx?-cc terminated abnormally", "-cc terminated abnormally"),
+            (r"Compile command returned: (?!-9\b|0\b)-?\d", "Compile command returned: "),
+            (r"neuronx?-cc failed with (?!-9\b)-?\d", "-cc failed with "),
+            (r"'neuronx?-cc'.* returned non-zero exit status", "returned non-zero exit status"),
+            (r"\bneuronx?-cc\b.*\bAn Internal Compiler Error has occurred", "An Internal Compiler Error has occurred"),
+            (r"\bCompilation failed for \S+\.(?:hlo|pb)\b", "Compilation failed for "),
+            (r"Got a cached failed neff", ""),
+            (r"Compiler generated too many instructions \(", "Compiler generated too many instructions"),
+            (r"Compiler status (?:ERROR|FAIL)", "Compiler status "),
+        )
     ),
     Row(pattern=r"forcibly killed", scope="rank", failure=_fails("host_oom_killed", Phase.COMPILE)),
     Row(
@@ -320,6 +400,17 @@ RUNTIME: Final = (
         ),
     ),
     Row(
+        pattern=r"\bFailed to alloc(?:ate)? HOST memory",
+        needle="HOST memory",
+        scope="rank",
+        failure=_fails("host_memory_short"),
+        parts=(
+            r"HOST memory: {tried_alloc_bytes:bytes}\b",
+            r"HOST memory \({tried_alloc_bytes:bytes} bytes\)",
+            r"\bret[= ]+{ret:signed_count}",
+        ),
+    ),
+    Row(
         pattern=r"Failed to allocate {tried_alloc_rounded_bytes:size} \(",
         needle="Failed to allocate ",
         scope="rank",
@@ -328,8 +419,8 @@ RUNTIME: Final = (
         parts=(
             r"alignment: (?!none|n/a){alloc_alignment_bytes:size}",
             r"usage: {alloc_usage:text}\)",
-            r"on ND {nd:count}:",
-            r"on ND \d+:NC {nc:count}\b",
+            r"on ND ?{nd:count}:",
+            r"on ND ?\d+:NC ?{nc:count}\b",
         ),
     ),
     Row(
@@ -338,6 +429,18 @@ RUNTIME: Final = (
         scope="rank",
         failure=_fails("hbm_oom"),
         parts=(r"status={status:count}",),
+    ),
+    Row(
+        pattern=r"nrt_tensor_allocate\b.*status={status:count}(?<!=4)\s",
+        needle="nrt_tensor_allocate",
+        scope="rank",
+        failure=_fails("unexplained", None, Tier.WRAPPER),
+    ),
+    Row(
+        pattern=r"Could not satisfy request for {tried_alloc_bytes:bytes} bytes from channel",
+        scope="rank",
+        failure=_fails("hbm_load_oom"),
+        releases="inf1",
     ),
     Row(
         pattern=r"tensor_allocate\s+Failed to allocate {tried_alloc_bytes:bytes} bytes on DEVICE",
@@ -351,6 +454,11 @@ RUNTIME: Final = (
         scope="rank",
         failure=_fails("runtime_hbm_oom", Phase.MODEL_LOAD),
         parts=(r"status={status:count}",),
+    ),
+    Row(
+        pattern=r"Unsupported topology\. Supported number of Neuron Cores",
+        scope="rank",
+        failure=_fails("parallelism_refused", Phase.MODEL_LOAD),
     ),
     Row(
         pattern=r"Could not load the model status={status:count}\s+message=\"?Allocation Failure",
@@ -370,12 +478,66 @@ RUNTIME: Final = (
         failure=_fails("nrt_resource", Phase.MODEL_LOAD, Tier.KILLED),
     ),
     Row(
-        pattern=r"Failed to load NN: .*err: {err:count}",
-        needle="Failed to load NN",
-        phase=Phase.MODEL_LOAD,
+        pattern=r"response code 'NERR_RESOURCE'",
         scope="rank",
+        failure=_fails("nrt_resource", Phase.MODEL_LOAD, Tier.KILLED),
+        releases="inf1",
     ),
-    Row(pattern=r"Failed to stage graph\b", phase=Phase.MODEL_LOAD, scope="rank"),
+    Row(
+        pattern=r"Failed to load NN: .*err: {err:count}(?<=[ ]4)\b",
+        needle="Failed to load NN",
+        scope="rank",
+        failure=_fails("nrt_resource", Phase.MODEL_LOAD, Tier.KILLED),
+    ),
+    Row(
+        pattern=r"Failed to load NN: .*err: {err:count}\b(?<!: 4)",
+        needle="Failed to load NN",
+        scope="rank",
+        failure=_fails("program_load_failed", Phase.MODEL_LOAD, Tier.KILLED),
+    ),
+    *(
+        Row(
+            pattern=pattern,
+            needle=needle,
+            scope="rank",
+            failure=_fails("program_load_failed", Phase.MODEL_LOAD, tier),
+            parts=(r"status={status:count}",),
+        )
+        for pattern, needle, tier in (
+            (r"NEFF version: \S+ features: \S+ are not supported", "NEFF version: ", Tier.ROOT),
+            (r"NEFF is invalid", "", Tier.ROOT),
+            (r"Check if ranks \d+ and \d+ are using the same neff", "are using the same neff", Tier.ROOT),
+            (r"failed to validate neff across the replica group", "", Tier.KILLED),
+            (r"Unable to open: \S+\.json - \d", "Unable to open: ", Tier.KILLED),
+            (r"Failure: NRT_(?!RESOURCE|SUCCESS)\w+ in nrt_load", "Failure: NRT_", Tier.KILLED),
+            (r"nrt_load\w* status=(?:1|2|10)\b", "nrt_load", Tier.KILLED),
+            (r"Could not load the model status=(?:1|2|10)\b", "Could not load the model", Tier.KILLED),
+        )
+    ),
+    Row(
+        pattern=r"Failed to stage graph\b",
+        scope="rank",
+        failure=_fails("unexplained", Phase.MODEL_LOAD, Tier.WRAPPER),
+    ),
+    Row(
+        pattern=r"(?:Failed to (?:execute the model|schedule neff execution)\.?|nrt_execute\S*) "
+        r"status={status:count}(?<!=4)(?<!=5)(?<!=9)(?<!=11)(?<!=120\d)\b",
+        needle=" status=",
+        scope="rank",
+        failure=_fails("kernel_fault"),
+    ),
+    *(
+        Row(
+            pattern=pattern,
+            scope="rank",
+            failure=_fails("unexplained", phase, Tier.WRAPPER),
+            releases="0.21+",
+        )
+        for pattern, phase in (
+            (r"Model warmup failed for ", Phase.WARMUP),
+            (r"Model graph extraction failed for ", Phase.COMPILE),
+        )
+    ),
     Row(
         pattern=r"device_resource_va failed \(ret={ret:signed_count}\)",
         needle="device_resource_va failed",
@@ -384,14 +546,15 @@ RUNTIME: Final = (
     ),
     *(
         Row(
-            pattern=rf"(?:nrt_|Could not load the model).*\bstatus={{status:count}}(?<=={status})\s+message=",
+            pattern=rf"(?:nrt_|Could not load the model|Failed to execute the model).*"
+            rf"\bstatus={{status:count}}(?<=={status}),?\s+(?:error )?message=",
             needle=f"status={status}",
             scope="rank",
             failure=_fails(failure_class),
         )
         for status, failure_class in ((5, "device_fault"), (9, "devices_busy"), (11, "host_memory_short"))
     ),
-    Row(pattern=r"\bstatus={status:count}\s+message=", needle="message=", scope="rank", known=False),
+    Row(pattern=r"\bstatus={status:count},?\s+(?:error )?message=", needle="message=", scope="rank", known=False),
     Row(
         pattern=r"Mismatch detected between Runtime configuration and NEFF",
         scope="rank",
@@ -511,6 +674,25 @@ REFUSED: Final = (
         needle="not available",
         scope="rank",
         failure=_fails("devices_busy", Phase.WORKER_INIT),
+    ),
+    Row(
+        pattern=r"response code 'NERR_RESOURCE_NC'",
+        scope="rank",
+        failure=_fails("devices_busy", Phase.WORKER_INIT),
+        releases="inf1",
+    ),
+    Row(
+        pattern=r"cannot determine the number of available NeuronCores",
+        scope="rank",
+        failure=_fails("devices_busy", Phase.WORKER_INIT, Tier.KILLED),
+    ),
+    *(
+        Row(pattern=pattern, scope="rank", failure=_fails("device_missing", Phase.WORKER_INIT))
+        for pattern in (
+            r"No neuron device available",
+            r"Unable to determine Neuron Driver version",
+            r"Unable to read compatible Driver version",
+        )
     ),
     Row(
         pattern=r"The PyTorch Neuron Runtime could not be initialized",

@@ -66,6 +66,7 @@ BOOT: Final = (
     ),
     Row(
         pattern=r"expert offload plan check",
+        wraps=True,
         phase=Phase.PROFILE,
         scope="rank",
         parts=(

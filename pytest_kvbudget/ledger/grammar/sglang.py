@@ -7,7 +7,15 @@ from typing import Final
 from pytest_kvbudget.ledger.grammar.model import Failure, Row, Table, Tier
 from pytest_kvbudget.verdict import Phase, Provenance
 
+TOKENS: Final = "token_pool_full"
+"""The KV cache has no slots for a batch's tokens; no allocation on the card failed."""
 _C = Provenance.CONFIGURED
+_NO_MEMORY: Final = r"out of memory|OutOfMemory|ALLOC_FAILED|MemoryAllocation"
+_FAULT: Final = (
+    r"illegal memory access|misaligned address|launch failure|kernel image|device function|device-side assert"
+)
+_GONE: Final = r"[Cc]onnection (?:closed|reset) by peer"
+"""What stopped the capture of graphs: the message passes on whatever was raised."""
 
 ROWS: Final = (
     Row(
@@ -36,7 +44,11 @@ ROWS: Final = (
         phase=Phase.WEIGHTS_LOAD,
         then=Phase.PROFILE,
         scope="rank",
-        parts=(r"avail mem={available_after_weights_bytes:gib}", r"mem usage={weights_bytes:gib}"),
+        parts=(
+            r"elapsed={model_load_secs:secs} s",
+            r"avail mem={available_after_weights_bytes:gib}",
+            r"mem usage={weights_bytes:gib}",
+        ),
     ),
     Row(
         pattern=r"KV Cache is allocated\.",
@@ -57,6 +69,12 @@ ROWS: Final = (
         scope="rank",
     ),
     Row(
+        pattern=r"is larger than the profiled value (?:-[1-9]|0\b)",
+        needle="is larger than the profiled value ",
+        scope="rank",
+        failure=Failure(failure_class="kv_budget_nonpositive", phase=Phase.KV_CHECK, tier=Tier.KILLED),
+    ),
+    Row(
         pattern=r"max_total_num_tokens={max_total_tokens:count}\b",
         phase=Phase.KV_ALLOC,
         scope="rank",
@@ -67,7 +85,8 @@ ROWS: Final = (
         ),
     ),
     Row(
-        pattern=r"Capture cuda graph begin\.",
+        pattern=r"Capture (?:\w+ ){1,3}graph begin\.",
+        needle=" graph begin.",
         phase=Phase.GRAPH_CAPTURE,
         scope="rank",
         parts=(r"avail mem={free_bytes:gib}",),
@@ -79,7 +98,8 @@ ROWS: Final = (
         scope="rank",
     ),
     Row(
-        pattern=r"Capture cuda graph end\.",
+        pattern=r"Capture (?:\w+ ){1,3}graph end\. Time elapsed",
+        needle=" graph end. Time elapsed",
         phase=Phase.GRAPH_CAPTURE,
         then=Phase.WARMUP,
         scope="rank",
@@ -104,29 +124,93 @@ ROWS: Final = (
         failure=Failure(failure_class="kv_budget_nonpositive", phase=Phase.KV_CHECK),
     ),
     Row(
-        pattern=r"The memory capacity is unbalanced",
+        pattern=r"Loaded weights leave no GPU memory for the KV cache",
         scope="rank",
-        failure=Failure(failure_class="foreign_process_memory", phase=Phase.WORKER_INIT),
+        parts=(r"--mem-fraction-static={mem_fraction_static:fraction}",),
+        failure=Failure(failure_class="kv_budget_nonpositive", phase=Phase.KV_CHECK),
     ),
     Row(
-        pattern=r"Capture cuda graph failed: ",
+        pattern=r"Not enough GPU memory for hybrid \(mamba/linear-attention\) state cache",
+        needle="Not enough GPU memory for hybrid ",
         scope="rank",
-        failure=Failure(failure_class="graph_capture_oom", phase=Phase.GRAPH_CAPTURE),
+        failure=Failure(failure_class="kv_budget_nonpositive", phase=Phase.KV_CHECK),
+    ),
+    Row(
+        pattern=r"state cache is too small to serve any requests",
+        scope="rank",
+        failure=Failure(failure_class="max_num_seqs_exceeds_state", phase=Phase.KV_CHECK),
+    ),
+    Row(
+        pattern=r"The memory capacity is unbalanced",
+        scope="rank",
+        parts=(r"pre_model_load_memory={free_bytes:gib_bare}",),
+        failure=Failure(failure_class="foreign_process_memory", phase=Phase.WORKER_INIT),
+    ),
+    *(
+        Row(
+            pattern=rf"Capture (?:\w+ ){{1,3}}graph failed: {says}",
+            needle=" graph failed: ",
+            scope="rank",
+            failure=Failure(failure_class=failure_class, phase=Phase.GRAPH_CAPTURE, tier=tier),
+        )
+        for says, failure_class, tier in (
+            (rf".*(?:{_NO_MEMORY})", "graph_capture_oom", Tier.ROOT),
+            (rf"(?!.*(?:{_NO_MEMORY})).*(?:{_FAULT})", "kernel_fault", Tier.ROOT),
+            (rf"(?!.*(?:{_NO_MEMORY}|{_FAULT}|{_GONE}))", "engine_exception", Tier.KILLED),
+            (rf"(?!.*(?:{_NO_MEMORY}|{_FAULT})).*(?:{_GONE})", "engine_killed", Tier.DEATH),
+        )
+    ),
+    Row(
+        pattern=r"\[torch_memory_saver\.cpp\] CUresult error:?\s+(?:result=)?2\b",
+        needle="CUresult error",
+        scope="rank",
+        failure=Failure(failure_class="oom"),
     ),
     Row(
         pattern=r"(?:Prefill|Decode) out of memory\.",
         needle=" out of memory. Try to lower",
         scope="rank",
-        failure=Failure(failure_class="request_oom", phase=Phase.REQUEST),
+        failure=Failure(failure_class=TOKENS, phase=Phase.REQUEST),
     ),
     Row(
         pattern=r"KV cache pool is full\. Retract requests",
         scope="rank",
-        failure=Failure(failure_class="request_oom", phase=Phase.REQUEST, soft=True),
+        failure=Failure(failure_class=TOKENS, phase=Phase.REQUEST, soft=True),
+    ),
+    Row(
+        pattern=r"Decode out of memory happened\. #retracted_reqs",
+        scope="rank",
+        failure=Failure(failure_class=TOKENS, phase=Phase.REQUEST, soft=True),
     ),
 )
 
 DEATHS: Final = (
+    Row(
+        pattern=r"scheduler died during initialization \(exit code: -9\)",
+        needle="scheduler died during initialization",
+        failure=Failure(failure_class="host_oom_killed", tier=Tier.KILLED),
+    ),
+    Row(
+        pattern=r"scheduler died during initialization \(exit code: (?!-9\))",
+        needle="scheduler died during initialization",
+        failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
+    ),
+    Row(
+        pattern=r"Scheduler or DataParallelController \d+ terminated with -9\b",
+        needle="Scheduler or DataParallelController ",
+        failure=Failure(failure_class="host_oom_killed", tier=Tier.KILLED),
+    ),
+    Row(
+        pattern=r"Scheduler or DataParallelController \d+ terminated with (?!-9\b|-15\b|0\b)",
+        needle="Scheduler or DataParallelController ",
+        failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
+    ),
+    Row(
+        pattern=r"Watchdog timeout \(self\.watchdog_timeout=",
+        needle="Watchdog timeout (",
+        scope="rank",
+        failure=Failure(failure_class="engine_hung", tier=Tier.KILLED),
+    ),
     Row(
         pattern=r"^Exit code: -9\b",
         needle="Exit code: -9",
@@ -145,6 +229,8 @@ WRAPPERS: Final = tuple(
     Row(pattern=pattern, needle=needle, failure=Failure(failure_class="unexplained", tier=Tier.WRAPPER))
     for pattern, needle in (
         (r"Scheduler hit an exception", ""),
+        (r"Initialization failed\. Please see the error messages above", "Initialization failed. "),
+        (r"Initialization failed\. \w+ error: ", "Initialization failed. "),
         (r"Received sigquit from a child process", ""),
         (r"scheduler is dead\. Please check", ""),
         (r"there are other ranks that didn't finish loading", "other ranks that didn't finish loading"),

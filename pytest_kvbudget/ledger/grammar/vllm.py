@@ -57,14 +57,15 @@ ARGUMENTS: Final = (
         provenance=_C,
         releases="0.9.2+",
         parts=(
-            r"'max_model_len': {max_model_len:count}\b",
-            r"'max_num_seqs': {max_num_seqs:count}\b",
-            r"'max_num_batched_tokens': {max_num_batched_tokens:count}\b",
-            r"'gpu_memory_utilization': {gpu_memory_utilization:fraction}\b",
-            r"'kv_cache_memory_bytes': {kv_cache_memory_bytes:bytes}\b",
-            r"'tensor_parallel_size': {tensor_parallel_size:count}\b",
-            r"'num_gpu_blocks_override': {num_gpu_blocks_override:count}\b",
+            r"['‘’]max_model_len['’]: {max_model_len:count}\b",
+            r"['‘’]max_num_seqs['’]: {max_num_seqs:count}\b",
+            r"['‘’]max_num_batched_tokens['’]: {max_num_batched_tokens:count}\b",
+            r"['‘’]gpu_memory_utilization['’]: {gpu_memory_utilization:fraction}\b",
+            r"['‘’]kv_cache_memory_bytes['’]: {kv_cache_memory_bytes:bytes}\b",
+            r"['‘’]tensor_parallel_size['’]: {tensor_parallel_size:count}\b",
+            r"['‘’]num_gpu_blocks_override['’]: {num_gpu_blocks_override:count}\b",
         ),
+        wraps=True,
     ),
     Row(
         pattern=r"\bargs: Namespace\(",
@@ -80,6 +81,7 @@ ARGUMENTS: Final = (
             r"\bgpu_memory_utilization={gpu_memory_utilization:fraction}\b",
             r"\btensor_parallel_size={tensor_parallel_size:count}\b",
         ),
+        wraps=True,
     ),
     Row(pattern=r"Resolved architecture: ", phase=Phase.ARGUMENT, scope="api", releases="0.11+"),
     Row(
@@ -98,12 +100,13 @@ ARGUMENTS: Final = (
     ),
     Row(pattern=r"Setting attention block size to {block_size:count} tokens", provenance=_C, releases="0.10+"),
     Row(
-        pattern=r"Initializing (?:a V[01] LLM|an LLM) engine \(v{engine_version:word}\) with config",
-        needle="LLM engine (v",
+        pattern=r"Initializing (?:a V[01] LLM|an LLM) engine(?: \(v{engine_version:word}\))?(?: with config|$)",
+        needle=" LLM engine",
         event="engine",
         phase=Phase.WORKER_INIT,
         provenance=_C,
         parts=(r"\bmax_seq_len={max_model_len:count}\b", r"\btensor_parallel_size={tensor_parallel_size:count}\b"),
+        wraps=True,
     ),
 )
 
@@ -130,6 +133,7 @@ WORKERS: Final = (
         releases="0.14+ DEBUG",
     ),
     Row(pattern=r"Starting to load model ", phase=Phase.WEIGHTS_LOAD, scope="rank"),
+    Row(pattern=r"Loading model from scratch", phase=Phase.WEIGHTS_LOAD, scope="rank", releases="0.10+"),
     Row(
         pattern=r"Loading (?:safetensors|pt|bitsandbytes|gguf) checkpoint shards: ",
         needle=" checkpoint shards: ",
@@ -155,6 +159,7 @@ WORKERS: Final = (
         then=Phase.PROFILE,
         scope="rank",
         releases="0.7.3+",
+        wraps=True,
     ),
 )
 
@@ -212,9 +217,11 @@ PROFILE: Final = (
     Row(
         pattern=r"the current vLLM instance can use total_gpu_memory \({total_bytes:gib}\) "
         r"x gpu_memory_utilization \({gpu_memory_utilization:fraction}\) = {requested_bytes:gib}",
+        needle="the current vLLM instance",
         phase=Phase.PROFILE,
         scope="rank",
         releases="V0, 0.6.5 - 0.10",
+        wraps=True,
     ),
     Row(
         pattern=r"model weights take {weights_bytes:gib}",
@@ -227,6 +234,7 @@ PROFILE: Final = (
             r"PyTorch activation peak memory takes {peak_activation_bytes:gib}",
             r"memory reserved for KV Cache is {available_kv_bytes:gib}",
         ),
+        wraps=True,
     ),
     Row(
         pattern=r"Memory profiling results: ",
@@ -243,6 +251,7 @@ PROFILE: Final = (
             r"kv_cache_size={available_kv_bytes:gib}",
             r"gpu_memory_utilization={gpu_memory_utilization:fraction}",
         ),
+        wraps=True,
     ),
     Row(
         pattern=r"Initial free memory: {free_bytes:gib}",
@@ -250,6 +259,7 @@ PROFILE: Final = (
         scope="rank",
         releases="V1 DEBUG",
         parts=(r"Requested memory: {gpu_memory_utilization:fraction} \(util\), {requested_bytes:gib}",),
+        wraps=True,
     ),
     Row(
         pattern=r"Free memory after profiling: {current_free_bytes:gib}",
@@ -268,6 +278,7 @@ PROFILE: Final = (
             r"total consumed \(from mem_get_info\):? {consumed_bytes:gib}",
             r"weights memory: {weights_bytes:gib}",
         ),
+        wraps=True,
     ),
     Row(pattern=r"Profiling CUDA graph memory: ", phase=Phase.PROFILE, scope="rank", releases="0.18+, runner V1"),
     Row(
@@ -284,6 +295,19 @@ PROFILE: Final = (
         releases="0.9+; rank 0 only from 0.12",
     ),
     Row(
+        pattern=r"Memory statistics \| ",
+        phase=Phase.PROFILE,
+        then=Phase.KV_CHECK,
+        scope="rank",
+        releases="TPU",
+        parts=(
+            r"total_hbm_limit_gb={total_bytes:gib}",
+            r"total_hbm_limit_cap_gb={requested_bytes:gib}",
+            r"total_hbm_used_gb={consumed_bytes:gib}",
+            r"total_hbm_avail_gb={available_kv_bytes:gib}",
+        ),
+    ),
+    Row(
         pattern=r"(?:Initial free memory {free_bytes:gib}, )?reserved {available_kv_bytes:gib} memory for KV Cache as "
         r"specified by kv_cache_memory_bytes",
         needle="memory for KV Cache as specified by kv_cache_memory_bytes",
@@ -292,6 +316,7 @@ PROFILE: Final = (
         scope="rank",
         releases="0.10.2+",
         flags=("kv_pinned",),
+        wraps=True,
     ),
     Row(
         pattern=r"The current --gpu-memory-utilization={gpu_memory_utilization:fraction} is equivalent to "
@@ -304,6 +329,7 @@ PROFILE: Final = (
             r"increase --gpu-memory-utilization to {utilization_equivalent:fraction}\b",
             r"increasing --gpu-memory-utilization from [0-9.]+ to {utilization_equivalent:fraction}\b",
         ),
+        wraps=True,
     ),
     Row(
         pattern=r"CUDA graph memory profiling will be enabled by default",
@@ -348,7 +374,8 @@ PROFILE: Final = (
 
 KV: Final = (
     Row(
-        pattern=r"# (?:GPU|CPU|XPU|TPU|HPU|\w+) blocks: {gpu_blocks:count}(?:, # CPU blocks: {cpu_blocks:count})?",
+        pattern=r"(?:(?<!, )# \w+|^(?:GPU|CUDA|XPU)) blocks: {gpu_blocks:signed_count}"
+        r"(?:, # CPU blocks: {cpu_blocks:count})?",
         needle=" blocks: ",
         phase=Phase.KV_ALLOC,
         releases="<= 0.7.3, V0",
@@ -362,12 +389,14 @@ KV: Final = (
             r"Maximum concurrency for {max_model_len:tokens} tokens",
             r"Maximum concurrency for [\d,]+ tokens(?: per |/)request: {max_concurrency:ratio}x",
         ),
+        wraps=True,
     ),
     Row(
         pattern=r"Maximum concurrency for {max_model_len:tokens} tokens",
         phase=Phase.KV_ALLOC,
         releases="<= 0.27",
         parts=(r"tokens(?: per |/)request: {max_concurrency:ratio}x",),
+        wraps=True,
     ),
     Row(
         pattern=r"Multiplying the GPU KV cache size by the d?cp_world_size {cp_world_size:count}\b",
@@ -433,6 +462,7 @@ CAPTURE: Final = (
     Row(
         pattern=r"Capturing cudagraphs for decoding", phase=Phase.GRAPH_CAPTURE, scope="rank", releases="V0, 0.6 - 0.10"
     ),
+    Row(pattern=r"Capturing a cudagraph on ", phase=Phase.GRAPH_CAPTURE, scope="rank", releases="V1 DEBUG"),
     Row(pattern=r"Capturing CUDA graph", phase=Phase.GRAPH_CAPTURE, scope="rank0", releases="V1"),
     Row(
         pattern=r"Graph capturing finished in {graph_capture_secs:secs} secs?",
@@ -447,6 +477,7 @@ CAPTURE: Final = (
         scope="rank",
         releases="0.18+",
         parts=(r"{graph_estimated_bytes:gib} \(estimated\)",),
+        wraps=True,
     ),
     Row(
         pattern=r"Free memory on device \({free_bytes:gib_bare}/{total_bytes:gib_bare} GiB\) on startup\. Desired",
@@ -460,10 +491,11 @@ CAPTURE: Final = (
             r"{peak_activation_bytes:gib} for peak activation",
             r"{non_torch_bytes:gib} for non-torch memory",
             r"{graph_actual_bytes:gib} for CUDAGraph memory",
-            r"--kv-cache-memory={kv_suggest_fit_bytes:bytes}` \([^)]*\) to fit",
-            r"--kv-cache-memory={kv_suggest_full_bytes:bytes}` \([^)]*\) to fully",
-            r"kv cache memory in use is {kv_in_use_bytes:gib}",
+            r"--kv-cache-memory={kv_suggest_fit_bytes:bytes}`? (?:\([^)]*\) )?to fit",
+            r"--kv-cache-memory={kv_suggest_full_bytes:bytes}`? (?:\([^)]*\) )?to fully",
+            r"kv cache memory in use is {kv_in_use_bytes:size}",
         ),
+        wraps=True,
     ),
 )
 
@@ -472,6 +504,7 @@ SERVING: Final = (
         pattern=r"init engine \(profile, create kv cache, warmup model\) took {init_engine_secs:secs} s",
         phase=Phase.WARMUP,
         parts=(r"\(compilation: {compile_secs:secs} s",),
+        wraps=True,
     ),
     Row(pattern=r"Starting vLLM (?:API )?server", needle="Starting vLLM ", phase=Phase.READY, scope="api"),
     Row(pattern=r"Application startup complete", phase=Phase.READY, scope="api", event="served"),
