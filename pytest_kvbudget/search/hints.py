@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pytest_kvbudget.budget.neuron import MINIMUM_KV_BYTES
 from pytest_kvbudget.search.knobs import TICKS
 from pytest_kvbudget.search.model import Hint, Limit
+from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
     from pytest_kvbudget.ledger.model import BootLedger, Value
@@ -79,16 +80,24 @@ def sweep_hint_from(
         free_bytes: least free device memory of a rank once the boot was ready, from the memory probe.
     """
     rate = _knob_rate(ledger, knob)
+    taken = None if _before_the_pool(ledger) else rate
     window = shape.max_model_len or _whole(ledger, "max_model_len")
     found = [
         _startup_limit(ledger, knob, shape),
         _compile_limit(ledger, None if rate is None else SHRINKS * rate),
-        _device_limit(ledger, rate, free_bytes),
         _minimum_limit(ledger, knob, shape),
         _kv_limit(ledger, knob.name, shape, windows, scaled=False) if window else None,
     ]
     rated = (limit if limit is None or limit.bytes_per_unit else replace(limit, bytes_per_unit=rate) for limit in found)
-    return Hint(limits=tuple(limit for limit in rated if limit is not None))
+    limits = (*rated, _device_limit(ledger, taken, free_bytes))
+    return Hint(limits=tuple(limit for limit in limits if limit is not None))
+
+
+def _before_the_pool(ledger: BootLedger) -> bool:
+    """An allocation failed before anything that a knob sizes was there: the KV cache, or an expert arena."""
+    if ledger.cause is None or ledger.get("plan_expert_cache_bytes") is not None:
+        return False
+    return ledger.cause.phase in {Phase.WORKER_INIT, Phase.WEIGHTS_LOAD, Phase.PROFILE}
 
 
 def _knob_rate(ledger: BootLedger, knob: Knob) -> float | None:

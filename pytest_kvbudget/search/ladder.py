@@ -10,25 +10,30 @@ import msgspec
 from pytest_kvbudget.search import noise as noise_model
 from pytest_kvbudget.search import sentences
 from pytest_kvbudget.search.bracket import Bracket, bracket_of, counts, rung_of
-from pytest_kvbudget.search.lever import BEYOND, not_the_lever, wants_more
+from pytest_kvbudget.search.lever import BEYOND, more_room_above, not_the_lever, wants_more
 from pytest_kvbudget.search.log import REPEATS, Ask, BootLog
 from pytest_kvbudget.search.model import Axis, BatchStrategy, Finding
 from pytest_kvbudget.search.proof import ENOUGH_FAILURES, ENOUGH_PASSES, Rules, other_set
-from pytest_kvbudget.search.rungs import COUNTED, Rung, RungState, clash, flaky, refused_rung, steady_rung
+from pytest_kvbudget.search.rungs import COUNTED, Rung, RungState, clash, flaky, refused_rung, short_clash, steady_rung
+from pytest_kvbudget.search.sets import Words, bounds
+from pytest_kvbudget.search.sets import notes as sets_notes
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pytest_kvbudget.search.log import Why
-    from pytest_kvbudget.search.model import Strategy, Trial
+    from pytest_kvbudget.search.model import SetBound, Strategy, Trial
     from pytest_kvbudget.search.noise import Noise
 
 __all__ = ["Ask", "Ladder"]
 
 MOST_PAIRS: Final = 2
 """Boots of a proof's failing half on the winner's devices: a set that cannot be had twice will not be had."""
+_OF_THE_SAME_SET: Final = REPEATS | {"confirm"}
 _NOTHING: Final = frozenset({FindingKind.EMPTY, FindingKind.EMPTY_WINDOW})
+ENOUGH_TOLD: Final = 2
+"""Boots of a value that must agree before a failure for want of more is said to contradict a pass."""
 MOST_FLAKY_REPEATS: Final = 12
 """Boots that may go into the two ends of a flaky band."""
 
@@ -52,7 +57,10 @@ class Ladder:
         verify: Literal["neighbours"] | None = None,
         two_sided: bool = True,
         known: Sequence[Trial] = (),
-        show: Callable[[int], str] | None = None,
+        spent: int = 0,
+        before: Sequence[Trial] = (),
+        home: str | None = None,
+        words: Words | None = None,
     ) -> None:
         """A ladder that has not booted anything yet.
 
@@ -69,7 +77,10 @@ class Ladder:
             two_sided: what fails for want of a larger value (`wants_more`) lies below what passes. A sweep tells so
                 itself, by the sides of its knob.
             known: finished boots of an earlier run that stand for boots of this one.
-            show: writes a value of the axis for people; default: the axis' own way.
+            spent: boots that another grid took out of ``max_boots``.
+            before: boots that were made on another grid; they only tell device sets apart.
+            home: the device set whose boots alone count, where sets were seen to differ before.
+            words: how it speaks of values and failures; default: the axis' own way.
 
         Raises:
             ValueError: for a negative ``confirm`` or a ``max_boots`` below 1.
@@ -82,17 +93,16 @@ class Ladder:
         self._base = axis
         self._confirm = confirm
         self._reference = reference
-        self._max_boots = max_boots
+        self._max_boots, self._spent = max_boots, spent
         self._noise = noise
         self._cold_extra_bytes = cold_extra_bytes
         self._verify = verify
         self._two_sided = two_sided
-        self._too_low: dict[int, Trial] = {}
-        """What failed for want of a larger value, by value: to the search it is as good as a pass."""
-        self._show = show = show or axis.show
+        self._before = tuple(before)
+        self.words = words or Words(axis.name, axis.show)
         self._halted: str | None = None
         self._rounds = 0
-        self._log = BootLog(axis.name, show)
+        self._log = BootLog(self.words.where, home)
         for trial in known:
             self._know(trial)
 
@@ -123,9 +133,9 @@ class Ladder:
         pending = self._log.pending
         count = count if self._log.home is None else min(count, 1)
         before = len(pending)
-        while len(pending) < count and self._stopped() is None and not self._at_limit:
-            room = count if self._max_boots is None else self._max_boots - self._log.boots
-            wanted = self._wanted(min(count, room) - len(pending))
+        while len(pending) < count and self._stopped() is None and self.limit is None:
+            room = count - len(pending)
+            wanted = self._wanted(room if self._left is None else min(room, self._left))
             if not wanted:
                 break
             pending += wanted
@@ -144,20 +154,10 @@ class Ladder:
         """
         if self._stopped() is not None:
             return tuple(ask.value for ask in self._log.pending)
-        passed, failed = self._ends()
+        passed, failed = self.ends
         lowest, highest = -math.inf if passed is None else passed, math.inf if failed is None else failed
         pending = ((ask.value, ask.why) for ask in self._log.pending)
         return tuple(value for value, why in pending if why == "search" and not lowest < value < highest)
-
-    def again(self, value: int) -> tuple[Ask, ...]:
-        """Ask for another boot of a value that was booted, for somebody who knows more of it than the ladder.
-
-        The same ask until its trial is told; none while other boots are under way, or at the limit.
-        """
-        pending = self._log.pending
-        if not pending and self._stopped() is None and not self._at_limit:
-            pending.append(self._ask(value, "repeat"))
-        return tuple(pending)
 
     def drop(self, value: int) -> None:
         """A boot under way was called off: it has no verdict and counts nowhere.
@@ -197,9 +197,7 @@ class Ladder:
     def _take(self, trial: Trial, tell: Callable[[Trial], None]) -> None:
         """Tell of a trial as the search sees it."""
         low = self._two_sided and trial.verdict is Verdict.FAIL and wants_more(trial.cause, self._base.name)
-        tell(msgspec.structs.replace(trial, verdict=Verdict.PASS, hint=BEYOND) if low else trial)
-        if low:
-            self._too_low[trial.value] = trial
+        tell(as_short(trial) if low else trial)
 
     @property
     def history(self) -> tuple[Trial, ...]:
@@ -211,7 +209,7 @@ class Ladder:
         axis, noise, log = self.axis, self._rules().noise, self._log
         rungs, bracket = self._rungs(), bracket_of(axis, self.history)
         kind, reason = self.outcome()
-        low, (passed, failed_at) = self._low(), self._ends()
+        low, (passed, failed_at) = self._low(), self.ends
         confirmed = [trial for ask, trial in log.told if ask.why == "confirm"]
         value = passed if low is None else None
         cause = None if failed_at is None else rungs[failed_at].trial.cause
@@ -239,18 +237,20 @@ class Ladder:
             steady_value=max(steady, default=None) if is_flaky else None,
             refused_at=min(refused, default=None) if is_flaky else None,
             lever=sentences.other_lever(low.cause if low else cause, axis.name) if kind in _NOTHING else None,
+            sets=self._sets(),
             notes=self._notes(kind, bracket, rungs),
             sentence="",
         )
-        sentence = sentences.of(finding, reason, confirmed=sum(trial.passed for trial in confirmed))
+        sentence = sentences.of(finding, reason, confirmed=sum(trial.served for trial in confirmed))
         return msgspec.structs.replace(finding, sentence=sentence)
 
     def outcome(self) -> tuple[FindingKind, str]:
         """The finding's kind, and in words why it is no proof."""
         return self._stopped() or self._standing(bracket_of(self.axis, self.history))
 
-    def _ends(self) -> tuple[int | None, int | None]:
-        """The largest value that passed and the smallest above it that failed, as they were booted."""
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """The largest value that passed, or failed for want of more, and the smallest above it that failed."""
         axis = self.axis
         known = [trial for trial in self.history if counts(axis, trial.value)]
         passed = max((trial.value for trial in known if trial.passed), default=None)
@@ -259,20 +259,42 @@ class Ladder:
 
     def _low(self) -> Trial | None:
         """What stands at the bracket's lower end, where that is no pass but a failure for want of more."""
-        passed, _ = self._ends()
-        return None if passed is None else self._too_low.get(passed)
+        passed, _ = self.ends
+        return None if passed is None else self._rungs()[passed].short
+
+    def _sets(self) -> tuple[SetBound, ...]:
+        """What was booted on each kind of device set, first on those for which the finding holds."""
+        rungs, (passed, failed_at) = self._rungs(), self.ends
+        halves = [rungs[value].sets for value in (passed, failed_at) if value is not None]
+        shared = frozenset.intersection(*halves) if halves else frozenset()
+        first = self._log.home or min((name for name in shared or frozenset().union(*halves) if name), default=None)
+        return bounds((*self._before, *(trial for _, trial in self._log.told)), first)
 
     # -- what is known
+
+    @property
+    def home(self) -> str | None:
+        """Device set whose boots alone count, from when sets were seen to differ."""
+        return self._log.home
 
     @property
     def _exact(self) -> bool:
         return self._noise is None
 
     @property
-    def _at_limit(self) -> bool:
+    def _left(self) -> int | None:
+        """Boots that may still be asked for; ``None`` without a limit."""
+        used = self._spent + self._log.boots + len(self._log.pending)
+        return None if self._max_boots is None else self._max_boots - used
+
+    @property
+    def limit(self) -> str | None:
+        """Why no further boot is made, whatever it would prove; ``None`` where one may be."""
         if self._halted is not None:
-            return True
-        return self._max_boots is not None and self._log.boots + len(self._log.pending) >= self._max_boots
+            return self._halted
+        if self._left is None or self._left > 0:
+            return None
+        return f"the limit of {self._max_boots} boots is reached"
 
     def _trials(self) -> list[Trial]:
         return self._log.trials(exact=self._exact)
@@ -289,26 +311,26 @@ class Ladder:
 
     def _notes(self, kind: FindingKind, bracket: Bracket, rungs: dict[int, Rung]) -> tuple[str, ...]:
         axis, notes = self.axis, list(self._quantum()[1])
-        if self._log.home is not None:
-            notes.append(f"device sets differ; only boots on one with {self._log.home} count")
         if (
             kind is FindingKind.PROVEN
             and bracket.high < len(axis) - 1
-            and (failed_at := self._ends()[1]) is not None
+            and (failed_at := self.ends[1]) is not None
             and max(self._log.values()) <= failed_at
         ):
             notes.append(f"rungs above {axis.show(failed_at)} were not booted")
         notes += [
-            f"{axis.name} {self._show(rung.value)} failed on a first, cold boot and passed with a warm cache"
+            f"{self.words.where(rung.value)} failed on a first, cold boot and passed with a warm cache"
             for rung in rungs.values()
             if rung.state is RungState.GOOD and len(rung.counted) < len(rung.trials)
         ]
-        winner = rungs.get(self._ends()[0] or 0)
+        winner = rungs.get(self.ends[0] or 0)
         if winner is not None and winner.trial.verdict is Verdict.MARGINAL:
             notes.append(
-                f"{axis.name} {self._show(winner.value)} is MARGINAL: it lived with less memory free than was asked for"
+                f"{self.words.where(winner.value)} is MARGINAL: it lived with less memory free than was asked for"
             )
-        return tuple(notes)
+        passed, failed_at = self.ends
+        value = None if self._low() is not None else passed
+        return (*notes, *sets_notes(self._sets(), value, failed_at if failed_at is not None else passed, self.words))
 
     # -- what is wanted
 
@@ -325,8 +347,8 @@ class Ladder:
         bracket = bracket_of(self.axis, self.history)
         if not bracket.closed:
             return self._search(bracket, count)
-        confirmed = sum(ask.why == "confirm" and trial.passed for ask, trial in self._log.told)
-        winner = None if self._low() is not None else self._ends()[0]
+        confirmed = sum(ask.why == "confirm" and trial.served for ask, trial in self._log.told)
+        winner = None if self._low() is not None else self.ends[0]
         if winner is None or confirmed >= self._confirm or self._log.pending:
             return []
         return [self._ask(winner, "confirm")]
@@ -336,18 +358,19 @@ class Ladder:
         rungs, axis = self._rungs(), self.axis
         if self._flips() is not None:
             return self._flaky_end()
-        pair = clash(self._against(rungs))
-        if pair is not None:
-            again = next((rung for rung in pair if not rung.repeated), None)
-            return None if again is None else self._ask(again.value, "repeat")
+        pair, low = clash(self._against(rungs)), self._short_clash()
+        again = [] if pair is None else [rung for rung in pair if not rung.repeated]
+        again += [] if low is None else [rung for rung in low if len(rung.counted) < ENOUGH_TOLD]
+        if pair is not None or low is not None:
+            return self._ask(again[0].value, "repeat") if again else None
         bracket = bracket_of(axis, self.history)
-        doubted = [rung.value for rung in self._doubted(rungs) if rung.value > (self._ends()[0] or 0)]
+        doubted = [rung.value for rung in self._doubted(rungs) if rung.value > (self.ends[0] or 0)]
         if doubted:
             # any of them may be the boundary: halve them, as rungs that were not booted
             return self._ask(sorted(doubted)[len(doubted) // 2], "warm")
         if not bracket.closed:
             return None
-        winner, failed = (None if value is None else rungs[value] for value in self._ends())
+        winner, failed = (None if value is None else rungs[value] for value in self.ends)
         return self._proof_gap(winner, failed) or self._neighbour(bracket)
 
     def _doubted(self, rungs: dict[int, Rung]) -> list[Rung]:
@@ -373,13 +396,20 @@ class Ladder:
             settled = (
                 failed is None or rules.floor_settled(failed) or not_the_lever(self.axis, self.history, level=True)
             )
-            return None if settled or failed is None else self._ask(failed.value, "repeat")
+            return self._most_room() if settled or failed is None else self._ask(failed.value, "repeat")
         if not rules.winner_settled(winner, failed):
             return self._ask(winner.value, "repeat")
         there = None if failed is None else other_set(winner, failed)
         if failed is None or there is None or self._log.asked("pair", failed.value) >= MOST_PAIRS:
             return None
         return self._ask(failed.value, "pair", there)
+
+    def _most_room(self) -> Ask | None:
+        """The ceiling, where the floor failed and larger values seem to have more room."""
+        ceiling = self.axis.ceiling
+        if not self._two_sided or ceiling in self._log.values() or not more_room_above(self.history):
+            return None
+        return self._ask(ceiling, "verify")
 
     def _neighbour(self, bracket: Bracket) -> Ask | None:
         if self._verify is None or bracket.low < 0 or self._low() is not None:
@@ -396,7 +426,7 @@ class Ladder:
         pair = clash(self._against(self._rungs()))
         if pair is not None and pair[0].state is RungState.MIXED:
             low, high = pair
-            return f"{self._log.where(low.value)} passed and failed, and {self._show(high.value)} passed"
+            return f"{self.words.where(low.value)} passed and failed, and {self.words.show(high.value)} passed"
         return flaky(rungs, self.axis.quantum)
 
     def _flaky_end(self) -> Ask | None:
@@ -413,7 +443,8 @@ class Ladder:
 
     def _search(self, bracket: Bracket, count: int) -> list[Ask]:
         axis, strategy = self.axis, self.strategy
-        if bracket.high == len(axis) and self._low() is not None and axis.ceiling not in self._log.values():
+        untried = bracket.high == len(axis) and axis.ceiling not in self._log.values()
+        if self._two_sided and untried and self._low() is not None:
             # nothing failed for too much yet: whether anything can pass is up to the end of the axis
             return [self._ask(axis.ceiling, "search")]
         pending = tuple(index for ask in self._log.pending if (index := rung_of(axis, ask.value)) is not None)
@@ -437,23 +468,26 @@ class Ladder:
 
     def _ask(self, value: int, why: Why, device_set: str | None = None) -> Ask:
         attempt = 1 + self._log.attempts(value)
-        there = device_set or self._log.home
+        there = device_set or self._log.home or (self._set_of(value) if why in _OF_THE_SAME_SET else None)
         return Ask(value=value, index=rung_of(self.axis, value), attempt=attempt, why=why, device_set=there)
+
+    def _set_of(self, value: int) -> str | None:
+        """The device set that a rung was booted on: another boot of it says as much only on one like it."""
+        rung = self._log.rungs(exact=False).get(value)
+        return None if rung is None else min((name for name in rung.sets if name is not None), default=None)
 
     # -- how it ends
 
     def _standing(self, bracket: Bracket) -> tuple[FindingKind, str]:
         """The kind of a search that nothing stopped, and why it is incomplete."""
         if not bracket.closed or self._gap() is not None:
-            limit = self._halted or f"the limit of {self._max_boots} boots is reached"
-            reason = limit if self._at_limit else "not all boots are done"
-            return FindingKind.UNDECIDED, reason
+            return FindingKind.UNDECIDED, self.limit or "not all boots are done"
         if bracket.low < 0:
             return FindingKind.EMPTY, ""
         low, rungs = self._low(), self._rungs()
         if low is not None and bracket.high == len(self.axis):
             return FindingKind.EMPTY, ""
-        passed, failed = (None if value is None else rungs[value] for value in self._ends())
+        passed, failed = (None if value is None else rungs[value] for value in self.ends)
         if passed is not None and failed is not None and other_set(passed, failed) is not None:
             return FindingKind.UNDECIDED, "its two halves were booted on device sets that differ, and again so"
         if low is not None:
@@ -465,9 +499,9 @@ class Ladder:
         error = self._log.error()
         if error is not None:
             return FindingKind.ERROR, error
-        above = self._too_low_above_a_pass()
-        if above is not None:
-            return FindingKind.NON_MONOTONE, above
+        below = self._short_above_a_pass()
+        if below is not None:
+            return below
         undecided, flips = self._log.undecided(exact=self._exact), self._flips()
         if self._log.strays >= MOST_PAIRS:
             return FindingKind.UNDECIDED, f"device sets differ, and no further boot on {self._log.home} was to be had"
@@ -479,14 +513,30 @@ class Ladder:
             again = "" if self._exact else ", each of them twice"
             return (
                 FindingKind.NON_MONOTONE,
-                f"{self._log.where(low.value)} failed although {self._show(high.value)} passed{again}",
+                f"{self.words.where(low.value)} failed although {self.words.show(high.value)} passed{again}",
             )
         return None if undecided is None else (FindingKind.UNDECIDED, undecided)
 
-    def _too_low_above_a_pass(self) -> str | None:
-        """A larger value would have cured a failure, and a smaller one passed: in words."""
-        passed = [value for value, rung in self._rungs().items() if rung.passes and value not in self._too_low]
-        low, high = min(passed, default=None), max(self._too_low, default=None)
-        if low is None or high is None or high < low:
+    def _short_clash(self) -> tuple[Rung, Rung] | None:
+        """What failed for want of more and what passed below it; confirmations count, they may be what turned."""
+        return short_clash(self._log.rungs(exact=False).values())
+
+    def _short_above_a_pass(self) -> tuple[FindingKind, str] | None:
+        """A larger value would have cured a failure, and a smaller one passed: settled, or ``None``."""
+        pair = self._short_clash()
+        if pair is None:
             return None
-        return f"{self._log.where(high)} failed for want of more although {self._show(low)} passed"
+        high, low = pair
+        said = f"{self.words.where(high.value)} {self.words.short} although {self.words.show(low.value)} passed"
+        if any(len(set(rung.endings)) > 1 for rung in pair):
+            return FindingKind.FLAKY, f"{said}, and one of them did not when it was booted again"
+        if self._exact:
+            return FindingKind.NON_MONOTONE, said
+        if any(len(rung.counted) < ENOUGH_TOLD for rung in pair):
+            return None
+        return FindingKind.NON_MONOTONE, f"{said}, each of them twice"
+
+
+def as_short(trial: Trial) -> Trial:
+    """A boot that failed for want of more, as the search sees it."""
+    return msgspec.structs.replace(trial, verdict=Verdict.PASS, hint=BEYOND, short=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from pytest_kvbudget.search.model import Hint, Limit
 from pytest_kvbudget.units import TIB
+from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +33,8 @@ BEYOND: Final = Hint(limits=(Limit(name="opposite_side", margin_bytes=1e300),))
 """Of a boot that failed for want of more: on the searched side it had room to spare, nobody knows how much."""
 MOST_ROOM_BYTES: Final = 16.0 * TIB
 """No device has so much left: it stands for room that nobody measured, as of a sweep's opposite failure."""
+_ORDERED: Final = (Phase.ARGUMENT, Phase.WORKER_INIT, Phase.WEIGHTS_LOAD, Phase.PROFILE, Phase.KV_CHECK)
+"""Phases up to the check of the KV cache: what engines do after it they do in different orders."""
 CLEAR: Final = 4.0
 """How much more than the printed digits two deficits must be expected to differ for their likeness to say something."""
 
@@ -61,6 +65,39 @@ def not_the_lever(axis: Axis, history: Sequence[Trial], *, level: bool = False) 
     )
 
 
+def more_room_above(history: Sequence[Trial]) -> bool:
+    """Nothing passed, and a larger value got further than a smaller one, or missed less by more than digits hide.
+
+    An arena that gives way to a longer window, say: then not the floor has the most room, and that nothing passes there
+    does not say that nothing passes.
+    """
+    if any(trial.passed for trial in history):
+        return False
+    return any(_got_further(one, other) for one, other in combinations(history, 2)) or any(
+        _less_missing((one.value, limit), (other.value, other_limit))
+        for one, other in combinations(history, 2)
+        for limit in one.hint.limits
+        for other_limit in other.hint.limits
+        if limit.name == other_limit.name and one.value != other.value
+    )
+
+
+def _got_further(one: Trial, other: Trial) -> bool:
+    """The larger value failed in a later phase, which every engine comes to after that of the smaller one's failure."""
+    causes = [trial.cause for trial in sorted((one, other), key=lambda trial: trial.value)]
+    phases = [
+        _ORDERED.index(cause.phase) for cause in causes if cause and not cause.by_gate and cause.phase in _ORDERED
+    ]
+    return len(phases) == len(causes) and phases[0] < phases[1]
+
+
+def _less_missing(first: tuple[int, Limit], second: tuple[int, Limit]) -> bool:
+    (_, low), (_, high) = sorted((first, second), key=lambda point: point[0])
+    blur = low.precision_bytes + high.precision_bytes
+    bounded = low.at_least or high.at_least or not 0 <= blur < math.inf
+    return not bounded and -math.inf < low.margin_bytes < high.margin_bytes - blur < 0
+
+
 def wants_more(cause: Cause | None, axis: str) -> bool:
     """A failure that a larger value of the axis cures: what passes, if anything does, lies above.
 
@@ -68,6 +105,38 @@ def wants_more(cause: Cause | None, axis: str) -> bool:
     """
     levers = () if cause is None else cause.levers
     return any((lever.name, lever.direction, lever.effect) == (axis, "raise", "helps") for lever in levers)
+
+
+def stays_short(trials: Sequence[Trial], names: frozenset[str]) -> bool:
+    """Nothing but failures for want of more so far, and what is missing stayed the same at two values.
+
+    Then the axis does not move it, or only its end can: the boots between the two tell nothing. A class that says
+    nothing in bytes counts as the same where it came twice.
+
+    Args:
+        trials: every boot with a verdict, as it was told.
+        names: limits of those failures.
+    """
+    if not trials or not all(trial.short for trial in trials):
+        return False
+    last = trials[-1]
+    return any(_short_alike(other, last, names) for other in trials[:-1] if other.value != last.value)
+
+
+def _short_alike(first: Trial, second: Trial, names: frozenset[str]) -> bool:
+    one, two = ({limit.name: limit for limit in trial.hint.limits if limit.name in names} for trial in (first, second))
+    if not one and not two:
+        return _same(first.cause, second.cause)
+    return any(_level(one[name], two[name], abs(first.value - second.value)) for name in one.keys() & two.keys())
+
+
+def _level(limit: Limit, other: Limit, apart: int) -> bool:
+    """Two deficits differ by no more than their digits hide, and a rate that was measured would have shown."""
+    blur, rate = limit.precision_bytes + other.precision_bytes, limit.bytes_per_unit
+    short = -math.inf < limit.margin_bytes < 0 and -math.inf < other.margin_bytes < 0 and 0 <= blur < math.inf
+    return (
+        short and abs(limit.margin_bytes - other.margin_bytes) <= blur and (rate is None or rate * apart > CLEAR * blur)
+    )
 
 
 def not_limited(axis: Axis, history: Sequence[Trial]) -> bool:
@@ -128,6 +197,8 @@ def _still(axis: Axis, first: tuple[int, Limit], second: tuple[int, Limit], *, l
         return alike and limit.bytes_per_unit is None and CLEAR * blur < -margins[0]
     fall, apart = margins[0] - margins[1], other - value
     rate = limit.bytes_per_unit
+    if fall < -blur:
+        return False  # see `more_room_above`
     if fall <= blur:
         return rate is None or rate * apart > CLEAR * blur
     return not level and value + margins[0] * apart / fall < axis.floor

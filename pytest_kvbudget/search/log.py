@@ -10,7 +10,7 @@ from pytest_kvbudget.search.rungs import COUNTED, Rung, apart, rungs_of
 from pytest_kvbudget.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from pytest_kvbudget.search.model import Trial
 
@@ -30,7 +30,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     why: Why
     """``retry`` repeats an UNKNOWN, ``rate`` a pool that was short, with the rate measured there; ``repeat`` a verdict
     that noise could turn, ``warm`` a cold failure, ``pair`` a failure on the winner's devices; ``verify`` boots a
-    neighbour of the proof, ``known`` was booted by an earlier run."""
+    value beside the proof, ``known`` was booted by an earlier run."""
     device_set: str | None = None
     """The only device set that will do; ``None`` for any."""
 
@@ -38,11 +38,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 class BootLog:
     """Asks and their trials, in the order in which they were told."""
 
-    def __init__(self, name: str, show: Callable[[int], str], told: Iterable[tuple[Ask, Trial]] = ()) -> None:
-        self._name, self._show = name, show
-        self.told: list[tuple[Ask, Trial]] = list(told)
+    def __init__(self, where: Callable[[int], str], home: str | None = None) -> None:
+        self.where = where
+        """A rung for people: ``max_model_len 245,760``."""
+        self.told: list[tuple[Ask, Trial]] = []
         self.pending: list[Ask] = []
-        self.home: str | None = None
+        self.home = home
         """Device set whose boots alone count, from when sets were seen to differ."""
 
     def tell(self, trial: Trial) -> None:
@@ -94,10 +95,6 @@ class BootLog:
         if ask is None:
             raise ValueError(f"no boot of {self.where(value)} is under way")
         self.pending.remove(ask)
-
-    def where(self, value: int) -> str:
-        """A rung for people: ``max_model_len 245,760``."""
-        return f"{self._name} {self._show(value)}"
 
     @property
     def boots(self) -> int:

@@ -139,17 +139,44 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What the boot compiles was in the cache; ``None`` where nobody knows or nothing is compiled."""
     device_set: str | None = None
     """What it ran on: equal for sets with equal total, idle free memory and host share; ``None`` where there is one."""
+    devices: tuple[str, ...] = ()
+    """Names of what it ran on."""
     grain: int | None = None
     """Least step of the axis that this engine tells apart, in the axis' unit: see `noise.grain`."""
     terms: dict[str, float] = {}
     """Ledger terms that the axis does not move, in bytes: what differs between boots is noise."""
     reused: bool = False
     """An earlier boot that stands for the one that was asked for: it has its verdict and cost nothing."""
+    short: bool = False
+    """It failed for want of more (a sweep: for the opposite reason), and bounds what passes from the other side.
+
+    Where the boundary is looked for there was room to spare, so that its verdict is a pass to the search.
+    """
 
     @property
     def passed(self) -> bool:
         """The rung counts as passed."""
         return self.verdict in {Verdict.PASS, Verdict.MARGINAL}
+
+    @property
+    def served(self) -> bool:
+        """It really passed."""
+        return self.passed and not self.short
+
+
+class SetBound(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search booted on device sets of one kind: those that no boot tells apart."""
+
+    device_set: str
+    """Its label, see `Trial.device_set`."""
+    devices: tuple[str, ...] = ()
+    """The sets of this kind that were booted on: ``"0"``, or ``"0+1"`` where a set has several devices."""
+    passed: int | None = None
+    """The best value that passed there, with nothing that failed there in its way."""
+    failed_at: int | None = None
+    """The least value, farthest from the goal of a sweep, that failed there for too much."""
+    short_at: int | None = None
+    """The value nearest to the goal that failed there for too little."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +199,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 0
     """Boots among them that repeated a rung with a verdict: noise, a cold failure, a contradiction."""
     neighbours: int = 0
-    """Boots beside the proof that were asked for (``verify``); not part of ``boots``."""
+    """Boots beside the proof that were asked for (``verify``), or of a ceiling that may have most room; not part of
+    ``boots``."""
     reused: int = 0
     """Finished boots that were taken over from an earlier run or ladder; not part of ``boots``."""
     sigma_bytes: float | None = None
@@ -186,6 +214,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Smallest rung that failed two of two, where the boundary is flaky."""
     lever: Lever | None = None
     """What to turn where the axis itself moves nothing."""
+    sets: tuple[SetBound, ...] = ()
+    """What was booted on each kind of device set; it holds for the first. Empty where there is one set."""
     notes: tuple[str, ...] = ()
     """What else has to be said with it: a quantum that was raised, boots that were not repeated."""
     sentence: str
@@ -245,6 +275,8 @@ class SweepFinding(msgspec.Struct, frozen=True, kw_only=True):
     refused_at: int | None = None
     """Nearest better value that failed two of two, where the edge is flaky."""
     lever: Lever | None = None
+    sets: tuple[SetBound, ...] = ()
+    """See `Finding.sets`."""
     notes: tuple[str, ...] = ()
     sentence: str
 

@@ -47,6 +47,8 @@ class Predict:
     """What a boot that passes and one that fails take: rungs that are worth the same are told apart by it."""
     sight: float | None = None
     """Value below which there is nothing to look for unless the bracket says so."""
+    only_the_end: bool = False
+    """Boots before the end of the axis tell nothing, while nothing failed for too much."""
     spare: int = 0
     """Boots beyond `boot_bound` that it may need at worst."""
     name: str = "predict"
@@ -72,6 +74,10 @@ class Predict:
         bracket = bracket_of(axis, history)
         if bracket.closed:
             return ()
+        boots_left = boot_bound(axis) + self.spare - rounds
+        end = self._only_end(axis, history, bracket) if history else None
+        if end is not None and end == _kept(end, bracket, boots_left):
+            return () if end in pending else (end,)
         in_sight = self._in_sight(axis, bracket)
         chances = Chances.of(axis, history, bracket if in_sight.closed else in_sight, self.prior)
         chosen = [index for index in pending if bracket.low < index < bracket.high]
@@ -81,19 +87,23 @@ class Predict:
             if wanted is None:
                 wanted = next_of_batch(chances, chosen, count + len(pending))
             if not chosen:
-                wanted = _kept(wanted, bracket, boot_bound(axis) + self.spare - rounds)
+                wanted = _kept(wanted, bracket, boots_left)
             chosen.append(wanted)
             added.append(wanted)
             wanted = None
         return tuple(added)
 
     def _told(self, axis: Axis, history: tuple[Trial, ...], bracket: Bracket) -> int | None:
-        """The rung that needs no outlook: the first one, or the floor where the axis moves nothing."""
+        """The rung that needs no outlook: the first one, or an end where the axis moves nothing."""
         if not history and self.first is not None:
             return len(axis) - 1 if self.first == "ceiling" else axis.index_at_or_below(self.first)
+        return self._only_end(axis, history, bracket)
+
+    def _only_end(self, axis: Axis, history: tuple[Trial, ...], bracket: Bracket) -> int | None:
+        """The end of the axis that alone tells more, where the boots say that the axis moves nothing before it."""
         if bracket.low < 0 and not_the_lever(axis, history):
             return 0
-        if bracket.high == len(axis) and not_limited(axis, history):
+        if bracket.high == len(axis) and (self.only_the_end or not_limited(axis, history)):
             return len(axis) - 1
         return None
 

@@ -66,6 +66,21 @@ class Rung:
         return (self.failures or self.passes)[-1]
 
     @property
+    def short(self) -> Trial | None:
+        """The last boot that failed for want of more; ``None`` where none did."""
+        return next((trial for trial in reversed(self.passes) if trial.short), None)
+
+    @property
+    def served(self) -> bool:
+        """It really passed, now and then at least."""
+        return any(trial.served for trial in self.passes)
+
+    @property
+    def endings(self) -> list[tuple[bool, bool]]:
+        """How each boot ended: whether it passed, and whether it failed for want of more."""
+        return [(trial.passed, trial.short) for trial in self.counted]
+
+    @property
     def cold_only(self) -> bool:
         """It failed, and only with nothing in the compile cache."""
         return bool(self.failures) and all(trial.warm is False for trial in self.failures)
@@ -101,20 +116,39 @@ def clash(rungs: Iterable[Rung]) -> tuple[Rung, Rung] | None:
     return failed, passed
 
 
+def short_clash(rungs: Iterable[Rung]) -> tuple[Rung, Rung] | None:
+    """Highest rung that failed for want of more and lowest that passed, where the latter is no higher."""
+    known = list(rungs)
+    short = max((rung for rung in known if rung.short is not None), key=_value, default=None)
+    passed = min((rung for rung in known if rung.served), key=_value, default=None)
+    if short is None or passed is None or short.value < passed.value:
+        return None
+    return short, passed
+
+
 def apart(rungs: Iterable[Rung]) -> str | None:
     """The device set of a pass that contradicts a failure on other sets: a boot is another boot on each of them.
 
-    ``None`` where nothing is contradicted, or where it is on one set, or on sets that nobody tells apart.
+    Of two failures of opposite reasons that contradict each other, that of the one for want of more. ``None`` where
+    nothing is contradicted, or where it is on one set, or on sets that nobody tells apart.
     """
     known = list(rungs)
-    pairs = [(rung, rung) for rung in known if rung.state is RungState.MIXED]
-    found = clash(known)
-    for failed, passed in pairs if found is None else [*pairs, found]:
-        there = {trial.device_set for trial in passed.passes}
-        elsewhere = {trial.device_set for trial in failed.failures}
+    pairs = [(rung.failures, rung.passes) for rung in known if rung.state is RungState.MIXED]
+    found, low = clash(known), short_clash(known)
+    if found is not None:
+        pairs.append((found[0].failures, found[1].passes))
+    if low is not None:
+        short, passed = low
+        pairs.append((_those(short.passes, short=True), _those(passed.passes, short=False)))
+    for against, passes in pairs:
+        there, elsewhere = {trial.device_set for trial in passes}, {trial.device_set for trial in against}
         if None not in there | elsewhere and there.isdisjoint(elsewhere):
             return min(str(name) for name in there)
     return None
+
+
+def _those(trials: Iterable[Trial], *, short: bool) -> tuple[Trial, ...]:
+    return tuple(trial for trial in trials if trial.short is short)
 
 
 def flaky(rungs: Iterable[Rung], quantum: int) -> str | None:

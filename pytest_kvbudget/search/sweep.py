@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pytest_kvbudget.search import sweep_sentences
 from pytest_kvbudget.search.bracket import rung_of
-from pytest_kvbudget.search.ladder import Ladder
-from pytest_kvbudget.search.lever import BEYOND
+from pytest_kvbudget.search.ladder import Ladder, as_short
+from pytest_kvbudget.search.lever import stays_short
 from pytest_kvbudget.search.model import Axis, Hint, SweepFinding, SweepKey, Trial
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.rungs import COUNTED
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
     from pytest_kvbudget.search.knobs import Knob, Side
     from pytest_kvbudget.search.log import Ask
-    from pytest_kvbudget.search.model import Finding, Strategy
+    from pytest_kvbudget.search.model import Finding, SetBound, Strategy
     from pytest_kvbudget.search.noise import Noise
 
-ENOUGH_TOLD: Final = 2
-"""Boots of a value that must agree before two values are said to contradict each other."""
 OTHER_SIDE_LIMITS = MappingProxyType(
     {"allocation": frozenset({"kv_check"}), "minimum_kv": frozenset({"device_memory", "compile"})}
 )
@@ -94,20 +92,18 @@ class Sweep:
             raise ValueError(f"start is {knob.show(start)}; expected {knob.show(lowest)} to {knob.show(highest)}")
         self.knob = knob.in_unit_of(lowest, highest, step, fine_step or step)
         self.lowest, self.highest, self.step = lowest, highest, step
+        self._words = sweep_sentences.words(self.knob, self._mirror)
         self._fine_step, self._confirm, self._max_boots = fine_step, confirm, max_boots
         self._noise, self._cold_extra_bytes, self._classes = noise, cold_extra_bytes, classes
         self._key, self._maximum = key or SweepKey(), maximum
         self._strategy = strategy or Predict(spare=1)
         if start is not None and isinstance(self._strategy, (Predict, OneStep)):
             self._strategy = replace(self._strategy, first=self._mirror(start))
-        self._short: dict[int, Trial] = {}
-        """Values that failed for the opposite reason."""
-        self._passed: dict[int, Trial] = {}
+        self._told: list[Trial] = []
+        """Every boot as the ladder sees it, on both grids."""
         self._booted: dict[int, Trial] = {}
-        self._told: dict[int, list[str]] = {}
-        """What came of each boot of a value: ``short``, ``passed`` or ``failed``."""
+        """The last boot of each value as it was told."""
         self._stop: str | None = None
-        self._halted = False
         self._reused = 0
         self._coarse: Finding | None = None
         ends = sorted((self._mirror(lowest), self._mirror(highest)))
@@ -140,7 +136,6 @@ class Sweep:
 
     def halt(self, reason: str) -> None:
         """Want no further boot: something outside the search ends it. What is proven by then stays proven."""
-        self._halted = True
         self._ladder.halt(reason)
 
     def is_rung(self, value: int) -> bool:
@@ -167,26 +162,22 @@ class Sweep:
         side = self.knob.side(trial.cause, self._classes) if trial.verdict is Verdict.FAIL else None
         seen = msgspec.structs.replace(trial, value=self._mirror(trial.value), hint=self._seen_hint(trial.hint))
         short = trial.verdict is Verdict.FAIL and side == self.knob.other_side
-        tell(msgspec.structs.replace(seen, verdict=Verdict.PASS, hint=BEYOND) if short else seen)
-        self._booted[trial.value] = trial
+        seen = as_short(seen) if short else seen
+        tell(seen)
+        self._told.append(seen)
+        self._booted[trial.value] = msgspec.structs.replace(trial, short=short)
         self._reused += trial.reused
-        if trial.verdict in COUNTED:
-            self._told.setdefault(trial.value, []).append("short" if short else "passed" if trial.passed else "failed")
-        if short:
-            self._short[trial.value] = trial
-        elif trial.passed:
-            self._passed[trial.value] = trial
-        elif trial.verdict is Verdict.FAIL and side is None:
+        if trial.verdict is Verdict.FAIL and side is None:
             self._stop = sweep_sentences.stopped(self.knob, trial)
 
     def finding(self) -> SweepFinding:
         """What the boots so far prove; ``undecided`` while that is incomplete."""
         found = self._ladder.finding()
         kind, reason = self._outcome(found)
-        first = self._coarse
-        short = {self._mirror(value) for value in self._short}
-        proof = max((t.value for t in self._ladder.history if t.passed and t.value not in short), default=None)
-        short_at = max(short, default=None)
+        first, failed_at = self._coarse, self._ladder.ends[1]
+        shorts = {trial.value: trial for trial in self._counted() if trial.short}
+        proof = max((t.value for t in self._ladder.history if t.passed and t.value not in shorts), default=None)
+        short_at = max(shorts, default=None)
         no_room = proof is None or (
             found.deploy_value is not None and short_at is not None and found.deploy_value <= short_at
         )
@@ -200,10 +191,10 @@ class Sweep:
             coarse_step=None if first is None else first.axis.quantum,
             key=self._key,
             value=None if proof is None else self._mirror(proof),
-            failed_at=None if found.failed_at is None else self._mirror(found.failed_at),
-            bounded_by=found.bounded_by,
+            failed_at=None if failed_at is None else self._mirror(failed_at),
+            bounded_by=None if failed_at is None else found.bounded_by,
             short_at=None if short_at is None else self._mirror(short_at),
-            short_by=None if short_at is None else self._short[self._mirror(short_at)].cause,
+            short_by=None if short_at is None else shorts[short_at].cause,
             boots=found.boots + (first.boots if first else 0),
             retries=found.retries + (first.retries if first else 0),
             repeats=found.repeats + (first.repeats if first else 0),
@@ -214,10 +205,12 @@ class Sweep:
             deploy_value=None if found.deploy_value is None or no_room else self._mirror(found.deploy_value),
             steady_value=None if found.steady_value is None else self._mirror(found.steady_value),
             refused_at=None if found.refused_at is None else self._mirror(found.refused_at),
-            lever=sweep_sentences.other_lever(self.knob, kind, found, self._short.values()),
+            lever=sweep_sentences.other_lever(self.knob, kind, found.bounded_by, shorts.values()),
+            sets=tuple(map(self._mirrored, found.sets)),
             notes=(
                 *(note for note in found.notes if not note.startswith("rungs above")),
                 *(("no value keeps three sigma from both edges",) if no_room and proof is not None else ()),
+                *self._unrefined(kind),
             ),
             sentence="",
         )
@@ -228,6 +221,16 @@ class Sweep:
     def _mirror(self, value: int) -> int:
         """The ladder's value for the knob's, and back: larger is nearer to the goal."""
         return value if self.knob.goal == "most" else self.highest + self.step - value
+
+    def _mirrored(self, bound: SetBound) -> SetBound:
+        values = {name: getattr(bound, name) for name in ("passed", "failed_at", "short_at")}
+        back = {name: None if value is None else self._mirror(value) for name, value in values.items()}
+        return msgspec.structs.replace(bound, **back)
+
+    def _counted(self) -> list[Trial]:
+        """Boots on the device sets that count."""
+        home = self._ladder.home
+        return [trial for trial in self._told if home is None or trial.device_set in {None, home}]
 
     def _seen_hint(self, hint: Hint) -> Hint:
         """What bears on the edge that is searched."""
@@ -243,45 +246,44 @@ class Sweep:
         other = OTHER_SIDE_LIMITS[self.knob.ends_at]
         for value, trial in self._booted.items():
             for limit in trial.hint.limits:
-                rate, short = limit.bytes_per_unit, value in self._short
-                if limit.name in other and rate is not None and rate > 0 and (limit.margin_bytes < 0) == short:
+                rate = limit.bytes_per_unit
+                if limit.name in other and rate is not None and rate > 0 and (limit.margin_bytes < 0) == trial.short:
                     edges.append(self._mirror(value) - limit.margin_bytes / rate)
         return max(edges, default=None)
 
     # -- the search
 
-    def _new_ladder(self, axis: Axis, known: tuple[Trial, ...], *, confirm: int) -> Ladder:
-        booted = self._coarse.boots if self._coarse else 0
+    def _new_ladder(self, axis: Axis, known: tuple[Trial, ...], *, confirm: int, home: str | None = None) -> Ladder:
         return Ladder(
             axis,
             self._strategy,
             confirm=confirm,
-            max_boots=None if self._max_boots is None else max(1, self._max_boots - booted),
+            max_boots=self._max_boots,
+            spent=self._coarse.boots if self._coarse else 0,
             noise=self._noise,
             cold_extra_bytes=self._cold_extra_bytes,
             two_sided=False,
             known=known,
-            show=lambda value: self.knob.show(self._mirror(value)),
+            before=self._told,
+            home=home,
+            words=self._words,
         )
 
     def _asks(self, count: int) -> tuple[Ask, ...]:
         if self._stop is not None:
             return ()
-        pair = self._clash()
-        if pair is not None:
-            doubted = [value for value in pair if len(self._told[value]) < ENOUGH_TOLD]
-            if self._noise is None or self._flipped(pair) or not doubted:
-                return ()
-            return self._ladder.again(self._mirror(doubted[0]))
         if isinstance(self._ladder.strategy, Predict):
-            self._ladder.strategy = replace(self._ladder.strategy, sight=self._sight())
-        asks = self._ladder.next_batch(count)
-        # what failed for the opposite reason is no winner to confirm
-        return tuple(ask for ask in asks if ask.why != "confirm" or self._mirror(ask.value) not in self._short)
+            told = [trial for trial in self._booted.values() if trial.verdict in COUNTED]
+            self._ladder.strategy = replace(
+                self._ladder.strategy,
+                sight=self._sight(),
+                only_the_end=stays_short(told, OTHER_SIDE_LIMITS[self.knob.ends_at]),
+            )
+        return self._ladder.next_batch(count)
 
     def _refine(self) -> bool:
         """Go on between the proof's neighbours on the finer grid, once."""
-        if self._fine_step is None or self._coarse is not None or self._halted:
+        if self._fine_step is None or self._coarse is not None or self._ladder.limit is not None:
             return False
         found = self._ladder.finding()
         if self._outcome(found)[0] is not FindingKind.PROVEN or found.value is None or found.failed_at is None:
@@ -290,53 +292,30 @@ class Sweep:
             found.axis, floor=found.value, ceiling=found.failed_at, quantum=self._fine_step, fine=None
         )
         known = tuple(trial for trial in self._ladder.history if trial.value in {found.value, found.failed_at})
-        if self._max_boots is not None and found.boots >= self._max_boots:
-            return False
         self._coarse = found
         self._strategy = replace(self._strategy, first=None) if isinstance(self._strategy, Predict) else self._strategy
-        self._ladder = self._new_ladder(axis, known, confirm=self._confirm)
+        self._ladder = self._new_ladder(axis, known, confirm=self._confirm, home=self._ladder.home)
         return True
+
+    def _unrefined(self, kind: FindingKind) -> tuple[str, ...]:
+        """Why the finer grid that was asked for has not been booted, where the coarse one is proven."""
+        limit, fine = self._ladder.limit, self._fine_step
+        if fine is None or self._coarse is not None or limit is None or kind is not FindingKind.PROVEN:
+            return ()
+        return (f"nothing was booted in steps of {self.knob.show(fine)}: {limit}",)
 
     # -- how it ends
 
-    def _clash(self) -> tuple[int, int] | None:
-        """A value that failed for the opposite reason nearer to the goal than one that passed, and that one."""
-        short = max((self._mirror(value) for value in self._short), default=None)
-        passed = min((self._mirror(value) for value in self._passed), default=None)
-        if short is None or passed is None or short < passed:
-            return None
-        return self._mirror(short), self._mirror(passed)
-
-    def _flipped(self, pair: tuple[int, int]) -> bool:
-        """Another boot of one of the two ended differently."""
-        return any(len(set(self._told[value])) > 1 for value in pair)
-
     def _outcome(self, found: Finding) -> tuple[FindingKind, str]:
         kind, reason = self._ladder.outcome()
-        pair = self._clash()
         if kind is not FindingKind.ERROR and self._stop is not None:
             return FindingKind.UNDECIDED, self._stop
-        if kind is not FindingKind.ERROR and pair is not None:
-            return self._clashed(pair, reason)
         return self._ended(found, kind, reason)
-
-    def _clashed(self, pair: tuple[int, int], reason: str) -> tuple[FindingKind, str]:
-        """How a sweep ends in which two values contradict each other."""
-        if self._flipped(pair):
-            return FindingKind.FLAKY, sweep_sentences.flipped(self.knob, *pair)
-        twice = all(len(self._told[value]) >= ENOUGH_TOLD for value in pair)
-        if twice or self._noise is None:
-            return FindingKind.NON_MONOTONE, sweep_sentences.contradiction(self.knob, *pair, twice=twice)
-        return FindingKind.UNDECIDED, reason or "not all boots are done"
 
     def _ended(self, found: Finding, kind: FindingKind, reason: str) -> tuple[FindingKind, str]:
         """The ladder's kind as the sweep's."""
-        short = found.value is not None and self._mirror(found.value) in self._short
-        goal = FindingKind.FLOOR_REACHED if self.knob.goal == "least" else FindingKind.CEILING_REACHED
-        if kind is FindingKind.PROVEN:
-            return (FindingKind.EMPTY_WINDOW if short else kind), ""
         if kind is FindingKind.CEILING_REACHED:
-            return (FindingKind.EMPTY if short else goal), ""
+            return (FindingKind.FLOOR_REACHED if self.knob.goal == "least" else kind), ""
         if kind is FindingKind.FLAKY:
             steady, refused = (None if v is None else self._mirror(v) for v in (found.steady_value, found.refused_at))
             return kind, sweep_sentences.band(self.knob, reason, steady, refused)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_kvbudget.search import sentences
+from pytest_kvbudget.search.sets import Words
 from pytest_kvbudget.verdict import FindingKind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pytest_kvbudget.ledger.model import Cause, Lever
     from pytest_kvbudget.search.knobs import Knob, Side
-    from pytest_kvbudget.search.model import Finding, SweepFinding, Trial
+    from pytest_kvbudget.search.model import SweepFinding, Trial
 
 
 def of(knob: Knob, finding: SweepFinding, reason: str) -> str:
@@ -85,16 +86,17 @@ def stopped(knob: Knob, trial: Trial) -> str:
     return f"{where} failed for something that {knob.name} does not move: {trial.cause.sentence}"
 
 
-def contradiction(knob: Knob, short: int, passed: int, *, twice: bool) -> str:
-    """A failure for the opposite reason on the wrong side of a pass."""
-    what = "allocation" if knob.other_side == "allocation" else "too little KV cache"
-    again = ", each of them twice" if twice else ""
-    return f"{knob.name} {knob.show(short)} failed for {what} although {knob.show(passed)} passed{again}"
-
-
-def flipped(knob: Knob, short: int, passed: int) -> str:
-    """The same, where one of the two ended differently when it was booted again."""
-    return f"{contradiction(knob, short, passed, twice=False)}, and one of them did not when it was booted again"
+def words(knob: Knob, mirror: Callable[[int], int]) -> Words:
+    """How the ladder that a sweep is in a mirror speaks of its values."""
+    least = knob.goal == "least"
+    return Words(
+        name=knob.name,
+        show=lambda value: knob.show(mirror(value)),
+        failed=_failed(knob.ends_at, None),
+        short=_failed(knob.other_side, None),
+        best="smallest" if least else "largest",
+        at="at least" if least else "at most",
+    )
 
 
 def band(knob: Knob, reason: str, steady: int | None, refused: int | None) -> str:
@@ -107,11 +109,11 @@ def band(knob: Knob, reason: str, steady: int | None, refused: int | None) -> st
     return ", ".join(parts)
 
 
-def other_lever(knob: Knob, kind: FindingKind, found: Finding, short: Iterable[Trial]) -> Lever | None:
+def other_lever(knob: Knob, kind: FindingKind, bounded_by: Cause | None, short: Iterable[Trial]) -> Lever | None:
     """What to turn where no value of the knob passes."""
     if kind not in {FindingKind.EMPTY, FindingKind.EMPTY_WINDOW}:
         return None
-    causes = [found.bounded_by, *(trial.cause for trial in short)]
+    causes = [bounded_by, *(trial.cause for trial in short)]
     own = {knob.name, *_OWN_NAMES.get(knob.name, ())}
     for cause in causes:
         for lever in cause.levers if cause else ():

@@ -12,8 +12,9 @@ from pytest_kvbudget.ledger.levers import levers_for
 from pytest_kvbudget.ledger.model import Cause
 from pytest_kvbudget.search.ladder import Ladder
 from pytest_kvbudget.search.model import Axis, Hint, Limit, Prior, Trial
+from pytest_kvbudget.search.noise import Noise
 from pytest_kvbudget.search.predict import Predict
-from pytest_kvbudget.search.strategies import Step
+from pytest_kvbudget.search.strategies import Bisect, Step
 from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
 from tests.search.test_search_strategies import HINTS, axes, right, trial
@@ -186,6 +187,35 @@ def test_capture_beside_a_scaled_pool_is_the_windows_matter() -> None:
         ))  # fmt: skip
     assert ladder.finding().value == 241_664
     assert 131_072 not in booted
+
+
+ROOMIER = {
+    "further": [cause("plan_refused", Phase.KV_CHECK), cause("profile_oom", Phase.PROFILE)],
+    "less": [cause("kv_check_short", Phase.KV_CHECK), cause("kv_check_short", Phase.KV_CHECK)],
+}
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+@pytest.mark.parametrize("causes", ROOMIER.values(), ids=ROOMIER.keys())
+def test_where_larger_rungs_have_more_room_the_ceiling_is_booted_before_all_is_called_empty(
+    causes: list[Cause], sets: int
+) -> None:
+    """A larger rung got further than a smaller one, or missed less: only the ceiling passes."""
+    axis = Axis(name="max_model_len", floor=4096, ceiling=65_536, quantum=4096)
+    ladder = Ladder(axis, Bisect() if sets == 1 else Predict(), noise=Noise(sigma_bytes=0, source="archive"))
+    booted = []
+    while asks := ladder.next_batch(sets):
+        for ask in asks:
+            booted.append(ask.value)
+            short = Hint(limits=(Limit(name="kv_check", margin_bytes=-9e9 + 1e4 * ask.value, precision_bytes=1e6),))
+            ladder.tell(trial(ask.value, True) if ask.value == 65_536 else Trial(
+                value=ask.value, verdict=Verdict.FAIL, cause=causes[ask.value <= 8192],
+                hint=short if causes[0] == causes[1] else Hint(),
+            ))  # fmt: skip
+    finding = ladder.finding()
+    assert finding.kind is FindingKind.NON_MONOTONE
+    assert booted.count(65_536) == 2
+    assert "although 65,536 passed, each of them twice" in finding.sentence
 
 
 def test_a_reserve_that_is_capped_in_proportion() -> None:

@@ -301,6 +301,64 @@ def test_a_contradiction_is_booted_again_before_it_is_one(flips: bool) -> None:
     assert finding.boots == 2 + len(asked)
 
 
+@pytest.mark.parametrize("limit", ["boots", "halted"])
+def test_a_contradiction_that_a_limit_leaves_open_names_the_limit(limit: str) -> None:
+    search = Sweep(
+        HEADROOM, lowest=0, highest=30 * GIB, start=20 * GIB, noise=Noise(sigma_bytes=0, source="archive"),
+        max_boots=2 if limit == "boots" else None,
+    )  # fmt: skip
+    search.next()
+    search.tell(boot(HEADROOM, 20 * GIB, 5 * GIB, 30 * GIB))
+    ask = search.next()
+    assert ask is not None
+    search.tell(Trial(value=ask.value, verdict=Verdict.FAIL, cause=MINIMUM))
+    if limit == "halted":
+        search.halt("--kvbudget-until 06:00 is reached")
+    assert search.next() is None
+    said = "the limit of 2 boots is reached" if limit == "boots" else "--kvbudget-until 06:00 is reached"
+    finding = search.finding()
+    assert finding.kind is FindingKind.UNDECIDED
+    assert finding.sentence.startswith(f"undecided: {said}; reserved_headroom 20.00 GiB passed")
+
+
+def test_a_limit_that_leaves_the_finer_step_out_is_said() -> None:
+    """3.5 GiB would pass; one boot more than the coarse grid takes is not enough to prove it."""
+    coarse = len(run(sweep(start=4 * GIB), 3.3 * GIB, 27 * GIB))
+    search = sweep(start=4 * GIB, fine_step=GIB // 4, max_boots=coarse)
+    run(search, 3.3 * GIB, 27 * GIB)
+    finding = search.finding()
+    assert (finding.kind, finding.value, finding.step) == (FindingKind.PROVEN, 4 * GIB, GIB)
+    assert finding.notes[-1] == f"nothing was booted in steps of 0.25 GiB: the limit of {coarse} boots is reached"
+    search = sweep(start=4 * GIB, fine_step=GIB // 4, max_boots=coarse + 1)
+    run(search, 3.3 * GIB, 27 * GIB)
+    assert search.finding().boots == coarse + 1
+    assert search.finding().sentence.startswith(f"undecided: the limit of {coarse + 1} boots is reached; ")
+
+
+STUCK = {
+    "level": Hint(limits=(Limit(name="kv_check", margin_bytes=-3.0 * GIB, precision_bytes=0.01 * GIB),)),
+    "silent": Hint(),
+}
+
+
+@pytest.mark.parametrize("hint", STUCK.values(), ids=STUCK.keys())
+def test_where_the_knob_does_not_move_the_shortage_three_boots_are_enough(hint: Hint) -> None:
+    search = sweep(KNOBS["cudagraph_per_graph"], lowest=0, highest=160 * MIB, step=MIB)
+    booted = run(search, -9, -1, [hint])
+    assert search.finding().kind is FindingKind.EMPTY
+    assert len(booted) <= 3
+    assert booted[-1] == 0
+
+
+def test_a_shortage_that_shrinks_is_searched() -> None:
+    """13 of 30 GiB are missing at the first boot and 6 at the next: the end is not the only value that tells."""
+    limits = [Limit(name="kv_check", margin_bytes=-gib * GIB, bytes_per_unit=1.0) for gib in (13.0, 6.0)]
+    search = sweep(start=30 * GIB)
+    booted = run(search, 2.5 * GIB, 17 * GIB, [Hint(limits=(limit,)) for limit in limits])
+    assert 0 not in booted
+    assert (search.finding().kind, search.finding().value) == (FindingKind.PROVEN, 3 * GIB)
+
+
 def test_a_limit_keeps_the_best_so_far() -> None:
     search = sweep(start=20 * GIB, max_boots=1)
     run(search, 3.2 * GIB, 27 * GIB)
