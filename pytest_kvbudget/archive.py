@@ -29,6 +29,8 @@ from pytest_kvbudget.records import (
 AnyFinding = FindingRecord | SweepRecord
 _Record = TypeVar("_Record", AttemptRecord, FindingRecord, SweepRecord)
 _NAME_LIMIT: Final = 120
+_USES_SINCE: Final = 3
+"""Schema version from which a record says for each test what it asked of the engine."""
 
 
 class RecordError(Exception):
@@ -180,8 +182,21 @@ def _safe(name: str) -> str:
     return f"{clean[-_NAME_LIMIT:].lstrip('-.')}-{digest}"
 
 
+def _readable(value: object) -> object:
+    """A record whose paths came from a file system in another encoding than this process': as people read them."""
+    if isinstance(value, dict):
+        return {_readable(name): _readable(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_readable(each) for each in value]
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(value, str) else value
+
+
 def _write(path: Path, record: AttemptRecord | AnyFinding) -> Path:
-    text = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    try:
+        encoded = msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_readable(msgspec.to_builtins(record)))
+    text = msgspec.json.format(encoded, indent=1)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -199,9 +214,21 @@ def _read(path: Path, kind: type[_Record]) -> _Record:
     if version > SCHEMA_VERSION:
         raise RecordError(f"{path}: schema version {version}; this release reads up to {SCHEMA_VERSION}: upgrade it")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        data = path.read_bytes()
+        if kind is AttemptRecord and version < _USES_SINCE:
+            return msgspec.convert(_with_uses(msgspec.json.decode(data, type=dict[str, Any])), kind)
+        return msgspec.json.decode(data, type=kind)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise RecordError(f"{path}: {error}") from None
+
+
+def _with_uses(data: dict[str, Any]) -> dict[str, Any]:
+    """An older record in today's layout: its checks were the boot's, of whichever test came last."""
+    checks = {name: data.pop(name, None) for name in ("survival", "soak", "gates")}
+    if any(checks.values()) and {"test", "verdict", "message"} <= data.keys():
+        said = {name: data.get(name) for name in ("test", "verdict", "cause", "message")}
+        data["uses"] = [{**said, **checks, "gates": checks["gates"] or []}]
+    return data
 
 
 def _head(path: Path) -> _Head:

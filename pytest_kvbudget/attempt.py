@@ -11,7 +11,6 @@ from pytest_kvbudget.archive import RunArchive
 from pytest_kvbudget.cancel import Cancellation
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
-from pytest_kvbudget.device.gates import MemoryGates
 from pytest_kvbudget.device.leases import Lease
 from pytest_kvbudget.device.model import ProbeError
 from pytest_kvbudget.device.trace import MemoryTrace, WindowMemory
@@ -20,8 +19,6 @@ from pytest_kvbudget.engine.client import EngineClient
 from pytest_kvbudget.engine.health import Health, probe
 from pytest_kvbudget.engine.model import Backend, Launcher
 from pytest_kvbudget.engine.ports import Ports, owned_by
-from pytest_kvbudget.engine.soak import SoakSpec
-from pytest_kvbudget.engine.survival import SurvivalSpec
 from pytest_kvbudget.engine.watch import Outcome, Watch
 from pytest_kvbudget.exercise import Exercise
 from pytest_kvbudget.hinting import hint_of
@@ -35,6 +32,7 @@ from pytest_kvbudget.judging import (
     with_contract_floor,
     with_idle_evidence,
     with_kernel_evidence,
+    with_other_shape,
 )
 from pytest_kvbudget.launching import Launched, Site, launch
 from pytest_kvbudget.ledger.model import BootLedger
@@ -96,8 +94,8 @@ class Attempt:
             ledger=self._reader.ledger,
             lease_wait_s=lease_wait_s,
         )
-        self._ticker = Ticker(request.rung or self.record.shape.describe(), progress)
-        self._exercise = Exercise(self, self._recording, self._memory, limits, min_free=backend.min_free_bytes(loaded))
+        self._ticker = Ticker(request.rung or request.test, progress)
+        self._min_free = backend.min_free_bytes(loaded)
 
     # -- what callers see
 
@@ -110,6 +108,11 @@ class Attempt:
     def record_path(self) -> Path:
         """Where the record is."""
         return self._recording.path
+
+    @property
+    def lost(self) -> str | None:
+        """Why the record on disk does not say what happened; ``None`` where it does."""
+        return self._recording.lost
 
     @property
     def folder(self) -> Path:
@@ -136,6 +139,11 @@ class Attempt:
         """Its health endpoint says 200."""
         command = None if self._launched is None else self._launched.command
         return command is not None and probe(command.host, command.port) is Health.READY
+
+    @property
+    def closed(self) -> bool:
+        """It was ended by us, or handed over: what becomes of it says nothing about the boot."""
+        return self._closed
 
     @property
     def url(self) -> str:
@@ -203,6 +211,7 @@ class Attempt:
             tick=self._tick,
             critical=self._site.backend.critical,
             kernel=launched.kernel,
+            launched=launched.at,
             scrubber=Scrubber(secret_values(command.env_added, command.argv)),
         )
 
@@ -231,7 +240,9 @@ class Attempt:
                 self._recording.timed(ended_s=max(last_s, self._since_launch(outcome.at)))
             kills = () if self._watch is None else self._watch.kernel_kills()
             idle = [device for reading in self.record.memory if reading.moment == "idle" for device in reading.devices]
-            ended = with_idle_evidence(with_kernel_evidence(judge_end(outcome, ledger), kills), ledger, idle)
+            end = judge_end(outcome, ledger, compiles=self.request.compiles)
+            ended = with_idle_evidence(with_kernel_evidence(end, kills), ledger, idle)
+            ended = with_other_shape(ended, ledger, self.request.shape)
             judged = self._if_scaled(with_contract_floor(ended, ledger, self.request.shape))
         self.record.hint = self._hint(ledger)
         self.record.warm = warm_of(ledger)
@@ -263,7 +274,7 @@ class Attempt:
         return Verdict.UNKNOWN, cause, f"the scaled pool came out too small: {cause.sentence}"
 
     def _hint(self, ledger: BootLedger) -> Hint:
-        asked = self._memory.since(REQUEST) if self.record.survival is not None else ()
+        asked = self._memory.since(REQUEST) if any(use.survival is not None for use in self.record.uses) else ()
         return hint_of(ledger, self.request, self.record.memory, asked)
 
     def cancel(self) -> None:
@@ -283,38 +294,22 @@ class Attempt:
         """It was called off, before or after its verdict."""
         return self._cancellation.asked
 
-    # -- what the test body adds
+    # -- what tests add
 
-    def body_ended(self, *, failed: bool) -> None:
-        """The body is over. An engine that died under it is not a pass; gates on memory have the last word.
+    def used_by(self, test: str) -> Exercise:
+        """A test has the engine from now on; what it asks and what comes of it is a part of the record of its own."""
+        return Exercise(
+            self,
+            self._recording,
+            self._memory,
+            self._limits,
+            test=test,
+            min_free=self._min_free,
+        )
 
-        Args:
-            failed: the body raised something: then it is not for the gates to judge.
-        """
-        if self.record.verdict not in {Verdict.PASS, Verdict.MARGINAL} or self.died() or failed:
-            return
-        if not self.answering:
-            said = f"the engine lives, and {self.url}/health answers no more"
-            self._recording.decide(*reason(Verdict.UNKNOWN, Phase.REQUEST, "health_lost", said))
-            return
-        if self.record.survival is not None:
-            return
-        judged = self._exercise.judge_limits()
-        if judged is not None and self.record.verdict is Verdict.PASS:
-            self._recording.decide(*judged)
-
-    def survive(self, spec: SurvivalSpec, asked: MemoryGates) -> None:
-        """Send the engine its largest real request, and judge what it did and what memory was left.
-
-        Limits that ``asked`` leaves open are the target's; of free memory then the backend's.
-        """
-        self._exercise.survive(spec, asked)
-        if self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}:
-            self.record.hint = self._hint(self.ledger)  # the least that was free while it was asked
-
-    def soak(self, spec: SoakSpec, *, max_growth_per_hour: int | None = None) -> None:
-        """Send mixed traffic for a while, and judge whether the engine lived and memory stayed."""
-        self._exercise.soak(spec, max_growth_per_hour=max_growth_per_hour)
+    def hint_again(self) -> None:
+        """The least that was free while the engine was asked counts too."""
+        self.record.hint = self._hint(self.ledger)
 
     def gate_failed(self, message: str) -> None:
         """The test body refused this rung: FAIL by its gate, unless the engine had died underneath it."""
@@ -386,7 +381,8 @@ class Attempt:
             self.client.close()
         if self._launched is not None:
             alive = self._watch is not None and self._watch.living
-            healthy = alive and self.record.verdict in {Verdict.PASS, Verdict.MARGINAL}
+            passed = {Verdict.PASS, Verdict.MARGINAL}
+            healthy = alive and self.record.verdict in passed and all(use.bore for use in self.record.uses)
             teardown(self._launched.process, self._recording, self._memory, self._limits, healthy=healthy)
             self._site.ports.give_back(self._launched.command.port)
         if self._watch is not None:

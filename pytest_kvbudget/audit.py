@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -72,13 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     live.add_argument("--source", metavar="DIR", help="folder of the engine's package, where it is not found")
     live.add_argument("--devices", metavar="LIST", help="cards to read, as the engine names them: 0,1")
     live.add_argument(
-        "--peer", metavar="URL", help="address by which clients reach it: one chat completion is asked for"
+        "--peer", type=_address, metavar="URL", help="address by which clients reach it: one chat completion is asked for"
     )
 
 
 def run(options: argparse.Namespace, *, out: TextIO, stdin: BinaryIO | None = None) -> int:
     """Audit, print, and return the exit status."""
     try:
+        _check(options, sys.stdin if stdin is None else None)
         ledger, source, troubles = _ledger(options, stdin or sys.stdin.buffer)
         engine = _engine(options)
         observed, missed = _observed(options, ledger, engine)
@@ -94,8 +96,9 @@ def run(options: argparse.Namespace, *, out: TextIO, stdin: BinaryIO | None = No
     if options.json:
         out.write(json.dumps(_document(result, observed, ledger, engine, troubles)) + "\n")
     else:
-        out.write("\n".join(_text(result, ledger, source, engine, troubles)) + "\n")
-    return _status(result)
+        asked = bool(engine.said) or options.peer is not None
+        out.write("\n".join(_text(result, ledger, source, engine, troubles, asked=asked)) + "\n")
+    return _status(result, troubles)
 
 
 def _size(text: str) -> int:
@@ -105,10 +108,35 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _status(result: Audit) -> int:
+def _address(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; expected as in http://host:8000")
+    return text
+
+
+def _status(result: Audit, troubles: tuple[str, ...]) -> int:
     if not result.rows:
         return EXIT_TROUBLE
-    return EXIT_WRONG if any(check.state == "wrong" for check in result.checks) else 0
+    if any(check.state == "wrong" for check in result.checks):
+        return EXIT_WRONG
+    return EXIT_TROUBLE if troubles else 0
+
+
+def _check(options: argparse.Namespace, terminal: TextIO | None) -> None:
+    """What was asked for must be possible: an option that nobody reads would look like a check that was made.
+
+    Raises:
+        BudgetInputError: naming the option and what was expected.
+    """
+    live = ("pid", "unit", "container", "peer", "devices")
+    if terminal is not None and terminal.isatty() and not options.log and all(getattr(options, n) is None for n in live):
+        raise BudgetInputError("nothing to audit; expected a log, - for standard input, --pid, --unit or --container")
+    if options.source is not None and options.container is None:
+        if options.pid is None and options.unit is None:
+            raise BudgetInputError("--source needs --pid, --unit or --container: the engine whose package it is")
+        if not Path(options.source).is_dir():
+            raise BudgetInputError(f"--source {options.source} is no folder; expected that of the engine's package")
 
 
 def _ledger(options: argparse.Namespace, stdin: BinaryIO) -> tuple[BootLedger, Source, tuple[str, ...]]:
@@ -212,13 +240,18 @@ def _simulated(ledger: BootLedger) -> bool:
 
 
 def _text(
-    result: Audit, ledger: BootLedger, source: Source, engine: Engine, troubles: tuple[str, ...]
+    result: Audit, ledger: BootLedger, source: Source, engine: Engine, troubles: tuple[str, ...], *, asked: bool
 ) -> Iterator[str]:
+    """The page; where nothing was read and no peer was ``asked``, only why."""
     version = f" {ledger.engine_version}" if ledger.engine_version else ""
     mark = ", SIMULATED" if _simulated(ledger) else ""
     yield f"audit of a boot: {ledger.family}{version}, {ledger.lines:,} lines read{mark}"
     if not result.rows:
-        yield "no line states an expert plan; `kvbudget explain` says what the log does state"
+        read = "" if engine.said else f" in {source.files(ledger.lines)}" if source.names else ""
+        yield f"no line states an expert plan{read}; `kvbudget explain` says what the log does state"
+        if not asked and all(check.state in {"not measured", "unknown"} for check in result.checks):
+            yield from (f"not read: {trouble}" for trouble in troubles)
+            return
     yield from audit_lines(result)
     rows = row_evidence(ledger)
     if rows:

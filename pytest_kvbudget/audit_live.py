@@ -88,7 +88,12 @@ def from_process(pid: int, source: Path | None = None) -> Engine:
     """
     said, troubles = list[str](), list[str]()
     try:
-        process = _engine_process(psutil.Process(pid))
+        root = psutil.Process(pid)
+        process = _engine_process(root)
+        if process is None and source is None:
+            trouble = f"process {pid} ({root.name()}): neither it nor a child of it has {PACKAGE!r} in its command line"
+            return Engine(troubles=(f"{trouble}; an engine of another name is read with --source",))
+        process = process or root
         argv = tuple(process.cmdline())
     except psutil.Error as error:
         return Engine(troubles=(f"process {pid}: {error}",))
@@ -109,8 +114,8 @@ def from_process(pid: int, source: Path | None = None) -> Engine:
     return Engine(environ=environ, argv=argv, reads=reads, said=tuple(said), troubles=tuple(troubles))
 
 
-def _engine_process(root: psutil.Process) -> psutil.Process:
-    """The first process of a tree that looks like the engine, else its root: units and shells stand before it."""
+def _engine_process(root: psutil.Process) -> psutil.Process | None:
+    """The first process of a tree that looks like the engine: units and shells stand before it."""
     for process in (root, *root.children(recursive=True)):
         try:
             words = process.cmdline()[:4]
@@ -118,7 +123,7 @@ def _engine_process(root: psutil.Process) -> psutil.Process:
             continue
         if any(PACKAGE in Path(word).name.lower() for word in words):
             return process
-    return root
+    return None
 
 
 def _package_of(pid: int, argv: Sequence[str], environ: Mapping[str, str]) -> Path | None:

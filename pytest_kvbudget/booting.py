@@ -9,6 +9,7 @@ from contextlib import suppress
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.cancel import CancelledError
 from pytest_kvbudget.progress import Latest, Snapshot
+from pytest_kvbudget.verdict import Verdict
 
 
 class Booting:
@@ -19,12 +20,14 @@ class Booting:
     Attributes:
         attempt: the boot; before it is done nothing but its record and its cancellation is anybody else's business.
         error: what the boot raised instead of a verdict.
+        called_off: other boots have answered for this one; one that is cancelled for another reason is interrupted.
         done_at: when it was done, on the monotonic clock.
     """
 
     def __init__(self, attempt: Attempt, latest: Latest, changed: threading.Condition) -> None:
         self.attempt = attempt
         self.error: BaseException | None = None
+        self.called_off = False
         self.done_at: float | None = None
         self._latest = latest
         self._changed = changed
@@ -49,13 +52,20 @@ class Booting:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def unjudged(self) -> None:
+        """Nobody waits for its verdict any more: the record says why, unless it had failed by itself."""
+        if self.called_off:
+            self.attempt.unwanted()
+        elif self.attempt.record.verdict in {Verdict.PASS, Verdict.MARGINAL}:
+            self.attempt.body_interrupted()
+
     def _run(self) -> None:
         try:
             with suppress(CancelledError):
                 self.attempt.run()
             if self.attempt.cancelled:
-                # Here, not where it was called off: several boots end at the same time.
-                self.attempt.unwanted()
+                # Here, not where it was cancelled: several boots end at the same time.
+                self.unjudged()
                 self.attempt.close()
         except BaseException as error:  # noqa: BLE001 - raised again where its verdict is asked for
             self.error = error

@@ -3,27 +3,71 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 EXIT_TROUBLE: Final = 2
-"""The command could not answer: unreadable input, nothing found."""
+"""The command could not answer: unreadable input, nothing found, output that cannot be written."""
+EXIT_INTERRUPTED: Final = 130
+"""As shells call a process that Ctrl-C ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser(words[0] if words else "").parse_args(words)
+    _speak_any_language()
     try:
+        options = _parser(words[0] if words else "").parse_args(words)
         status: int = options.run(options)
+        sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output went away (head, a pager); there is nobody left to tell.
-        sys.stderr.close()
+        _give_up(sys.stdout, sys.stderr)
+        return EXIT_TROUBLE
+    except OSError as error:
+        name = "" if error.filename is None else f" {error.filename}:"
+        with suppress(OSError):
+            sys.stderr.write(f"kvbudget {words[0] if words else ''}:{name} {error.strerror or error}\n")
+        _give_up(sys.stdout, sys.stderr)
+        return EXIT_TROUBLE
+    except KeyboardInterrupt:
+        _give_up(sys.stdout)
+        return EXIT_INTERRUPTED
+    except Exception:  # noqa: BLE001 - Python's own exit status for it would read as "a failure was found"
+        import traceback  # noqa: PLC0415 - for bugs only
+
+        with suppress(OSError):
+            traceback.print_exc()
+        _give_up(sys.stdout, sys.stderr)
         return EXIT_TROUBLE
     return status
+
+
+def _speak_any_language() -> None:
+    """A terminal without the characters of a log or a page gets their numbers; one that is closed gets nothing."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as above
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _give_up(*streams: TextIO) -> None:
+    """What could not be written is not tried again when Python ends, which would complain and change the status."""
+    for stream in streams:
+        with suppress(OSError, ValueError):
+            stream.flush()
+            continue
+        with suppress(OSError, ValueError), Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

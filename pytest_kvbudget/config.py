@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from msgspec import inspect
 
+from pytest_kvbudget.decoding import KeyedError, decoded, did_you_mean
 from pytest_kvbudget.ledger.classes import CLASSES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Failure, Row
 from pytest_kvbudget.ledger.notation import NotationError
 from pytest_kvbudget.mock.spec import MockDevice
 from pytest_kvbudget.shape import MemoryBytes, Shape
-from pytest_kvbudget.units import GIB, MIB, SizeError, parse_memory, parse_size
+from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import Phase
 
 FILE_NAME: Final = "kvbudget.toml"
@@ -121,8 +119,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None
     targets: dict[str, LoadedTarget]
 
-    def pick(self, name: str | None) -> LoadedTarget:
+    def pick(self, name: str | None, *, asked_by: str = "") -> LoadedTarget:
         """The target of that name, or the only one.
+
+        Args:
+            name: of the target.
+            asked_by: option or key that names it, for messages.
 
         Raises:
             ConfigError: for an unknown name, or no name where there are several.
@@ -134,7 +136,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 return next(iter(self.targets.values()))
             raise ConfigError(f"{where}: has several targets ({known}); name one with --kvbudget-target")
         if name not in self.targets:
-            raise ConfigError(f"{where}: no target {name!r}; it has {known}")
+            asked = f" ({asked_by})" if asked_by else ""
+            raise ConfigError(f"{where}: no target {name!r}{asked}; {did_you_mean(name, self.targets)}it has {known}")
         return self.targets[name]
 
 
@@ -213,8 +216,10 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], str]:
             raise ConfigError(f"{path}: tool.kvbudget is {type(raw).__name__}; expected a table")
     unknown = sorted(set(raw) - {"target", "pattern"})
     if unknown:
+        hint = did_you_mean(unknown[0], ("target", "pattern"))
         raise ConfigError(
-            f"{path}: unknown key {table}{unknown[0]}; expected only [{table}target.NAME] and [[{table}pattern]] tables"
+            f"{path}: unknown key {table}{unknown[0]}; {hint}expected only [{table}target.NAME] and "
+            f"[[{table}pattern]] tables"
         )
     return raw, table
 
@@ -242,8 +247,7 @@ def _load_pattern(where: str, body: object) -> Row:
     failure = None
     if entry.failure_class is not None:
         if entry.failure_class not in CLASSES:
-            near = get_close_matches(entry.failure_class, CLASSES, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(entry.failure_class, CLASSES)
             raise ConfigError(
                 f"{where} failure_class: {entry.failure_class!r} is none; {hint}expected {', '.join(sorted(CLASSES))}"
             )
@@ -266,6 +270,8 @@ def _load_target(path: Path, table: str, name: str, body: object, *, patterns: t
     if not isinstance(body, dict):
         raise ConfigError(f"{path}: {table} is {type(body).__name__}; expected a table")
     target = decode(body, Target, where=f"{path}: [{table}]")
+    if body.get("devices") == []:
+        raise ConfigError(f"{path}: [{table}] devices: is empty; expected at least one, or no such key")
     named = [str(device) for device in target.devices]
     if len(set(named)) < len(named):
         raise ConfigError(f"{path}: [{table}] devices: {named} names a device twice; expected each once")
@@ -297,51 +303,9 @@ def decode(raw: dict[str, Any], kind: type[_T], *, where: str) -> _T:
                 f"{where} command: {raw['command']!r} cannot be split as a shell would: {error}"
             ) from None
     try:
-        return msgspec.convert(_prepared(raw, inspect.type_info(kind), ""), kind, strict=True)
-    except _KeyError as error:
-        raise ConfigError(f"{where} {error.key}: {error}") from None
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        key = path.replace("key` in `", "").replace("`", "").removeprefix("$").lstrip(".")
-        raise ConfigError(f"{where} {key}: {message}" if key else f"{where}: {message}") from None
-
-
-class _KeyError(Exception):
-    """Something wrong at one key of a table."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
-
-
-_PARSERS: Final[Mapping[object, Callable[[object], int]]] = {"size": parse_size, "memory": parse_memory}
-"""How a field's type in `pytest_kvbudget.shape` has its text read."""
-
-
-def _prepared(raw: object, info: inspect.Type, key: str) -> object:
-    """``raw`` with sizes written as text replaced by bytes, wherever ``info`` has a size; unknown keys are refused."""
-    if isinstance(info, inspect.Metadata):
-        parse = _PARSERS.get((info.extra or {}).get("kvbudget"))
-        if parse is not None and raw is not None:
-            try:
-                return parse(raw)
-            except SizeError as error:
-                raise _KeyError(key, str(error)) from None
-        return _prepared(raw, info.type, key)
-    if isinstance(info, inspect.UnionType):
-        members = [member for member in info.types if isinstance(member, (inspect.Metadata, inspect.StructType))]
-        return raw if raw is None or not members else _prepared(raw, members[0], key)
-    if isinstance(info, inspect.StructType) and isinstance(raw, dict):
-        fields = {field.encode_name: field.type for field in info.fields}
-        for name in raw:
-            if name not in fields:
-                near = get_close_matches(str(name), fields, 1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise _KeyError(
-                    f"{key}.{name}" if key else str(name), f"unknown key; {hint}expected {', '.join(fields)}"
-                )
-        return {name: _prepared(value, fields[name], f"{key}.{name}" if key else name) for name, value in raw.items()}
-    return raw
+        return decoded(raw, kind)
+    except KeyedError as problem:
+        raise ConfigError(f"{where} {problem.key}: {problem}" if problem.key else f"{where}: {problem}") from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
@@ -30,6 +31,8 @@ KNOWN: Final = "known are vLLM, its RDNA4 fork, vLLM Neuron, SGLang and llama.cp
 
 MILESTONE_CHARACTERS: Final = 120
 PAUSE_S: Final = 0.2
+PUZZLED: Final = 5
+"""Pauses after which a log without any line of an engine is said to have none."""
 PATIENCE: Final = 50
 """Pauses in which a line may come that says more than that the boot failed."""
 
@@ -50,6 +53,11 @@ class Source:
         self._starts: list[int] = []
         self._names: list[str] = []
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every file, in the order in which they were read."""
+        return tuple(self._names)
+
     def begin(self, name: str, line: int) -> None:
         """``name`` begins at ``line`` of the joined stream."""
         self._starts.append(line)
@@ -63,6 +71,12 @@ class Source:
             f"{'standard input' if name == STDIN else name} ({_lines(count)})"
             for name, count in zip(self._names, counts, strict=True)
         )
+
+    def without(self, evidence: Iterable[int]) -> tuple[str, ...]:
+        """The files in which none of these lines stands; none where there is one file only."""
+        told = {bisect_right(self._starts, line) - 1 for line in evidence}
+        names = [name for position, name in enumerate(self._names) if position not in told]
+        return tuple(names) if len(self._names) > 1 else ()
 
     def place(self, line: int) -> str:
         """Where people find the line: ``line 57``, and the file where there are several."""
@@ -107,14 +121,54 @@ def run(
     if not 1 <= number <= len(boots):
         return _complain(out, f"boot {number}: the log holds {len(boots)}; expected 1 to {len(boots)}", as_json=as_json)
     ledger = boots[number - 1]
+    foreign = _foreign(source, boots, config)
     if as_json:
-        out.write(json.dumps(as_object(ledger, boots, number, source), ensure_ascii=False) + "\n")
+        found = {**as_object(ledger, boots, number, source), "foreign_files": list(foreign)}
+        out.write(json.dumps(found, ensure_ascii=False) + "\n")
     elif ledger.family == "unknown":
         out.write(_not_ours(reader, source))
     else:
         every = Boots(boots, reader.starts, reader.times, reader.forgotten)
         out.write(page(ledger, every, number, source.place, files=len(paths) or 1))
+        out.write("".join(f"{name}: no line of an engine I know{_compressed(name)}\n" for name in foreign))
     return exit_status(ledger)
+
+
+def _foreign(source: Source, boots: Sequence[BootLedger], config: Path | None) -> tuple[str, ...]:
+    """Those of several files that have no line of an engine: whoever named them should know."""
+    suspects = source.without(line for ledger in boots for line in _evidence_lines(ledger))
+    found = []
+    for name in suspects:
+        if name == STDIN:
+            continue
+        # its figures may all have been overtaken by later files: only the file itself can tell
+        alone = _reader(config)
+        read_log(alone, Source(), [name], BytesIO())
+        if alone.ledger().family == "unknown":
+            found.append(name)
+    return tuple(found)
+
+
+def _evidence_lines(ledger: BootLedger) -> Iterator[int]:
+    yield from (value.evidence.line for value in ledger.facts.values())
+    yield from (value.evidence.line for by_rank in ledger.ranks.values() for value in by_rank.values())
+    yield from (seen.evidence.line for seen in ledger.milestones)
+    yield from (evidence.line for evidence in (ledger.cause.evidence if ledger.cause is not None else ()))
+
+
+_PACKED: Final = {b"\x1f\x8b": "zcat", b"\xfd7zXZ": "xzcat", b"\x28\xb5\x2f\xfd": "zstdcat", b"BZh": "bzcat"}
+"""How compressed files begin, and what unpacks them."""
+
+
+def _compressed(name: str) -> str:
+    """What to do with a file that is compressed; nothing where it is not, or cannot be read again."""
+    try:
+        with Path(name).open("rb") as file:
+            head = file.read(6)
+    except OSError:
+        return ""
+    tool = next((tool for magic, tool in _PACKED.items() if head.startswith(magic)), None)
+    return "" if tool is None else f"; it is compressed: {tool} {name} | kvbudget explain"
 
 
 def follow(
@@ -158,7 +212,8 @@ def follow(
 
 
 def _not_ours(reader: LedgerReader, source: Source) -> str:
-    return f"{NOT_OURS}: {source.files(reader.lines)}; {KNOWN}\n"
+    packed = "".join(map(_compressed, source.names))
+    return f"{NOT_OURS}: {source.files(reader.lines)}; {KNOWN}{packed}\n"
 
 
 def _reader(config: Path | None) -> LedgerReader:
@@ -167,7 +222,7 @@ def _reader(config: Path | None) -> LedgerReader:
 
 def _follow(reader: LedgerReader, file: BinaryIO, out: TextIO, wait: Callable[[], bool]) -> None:
     read = getattr(file, "read1", file.read)  # a pipe's next lines, not a whole chunk of them
-    silence = 0
+    silence, told = 0, False
     with suppress(KeyboardInterrupt):
         while True:
             chunk: bytes = read(CHUNK_BYTES)
@@ -176,6 +231,10 @@ def _follow(reader: LedgerReader, file: BinaryIO, out: TextIO, wait: Callable[[]
                 out.write(f"{milestone.phase:14} line {milestone.evidence.line}: {text}\n")
             out.flush()
             silence = 0 if chunk else silence + 1
+            if silence == PUZZLED and not told and reader.ledger().family == "unknown":
+                out.write(f"no line of an engine so far: {_lines(reader.lines)}; {KNOWN}; reading on, Ctrl-C ends\n")
+                out.flush()
+                told = True
             if not chunk and (_is_over(reader.ledger(), silence) or not wait()):
                 return
 

@@ -54,6 +54,104 @@ _TITLES: Final[dict[str, str]] = {
     "plan_slots": "plan: expert slots",
 }
 """Order and names of the table; other facts follow in the order of the log."""
+_FURTHER: Final[dict[str, str]] = {
+    "alloc_alignment_bytes": "alignment of the allocation",
+    "available_after_weights_bytes": "available after the weights",
+    "block_size": "tokens of a KV block",
+    "compile_secs": "compiling took",
+    "configured_max_model_len": "window asked for",
+    "constants_bytes": "constants",
+    "cp_world_size": "context parallel ranks",
+    "cpu_blocks": "KV blocks, host",
+    "current_free_bytes": "free now",
+    "dma_ring_bytes": "DMA rings",
+    "effective_kv_bytes": "KV cache that is used",
+    "gpu_blocks": "KV blocks, device",
+    "graph_capture_secs": "graph capture took",
+    "hbm_collectives_bytes": "HBM: collectives",
+    "hbm_constants_bytes": "HBM: constants",
+    "hbm_dma_rings_bytes": "HBM: DMA rings",
+    "hbm_dma_rings_collectives_bytes": "HBM: DMA rings, collectives",
+    "hbm_dma_rings_io_bytes": "HBM: DMA rings, input and output",
+    "hbm_dma_rings_runtime_bytes": "HBM: DMA rings, runtime",
+    "hbm_dma_rings_spill_bytes": "HBM: DMA rings, spill",
+    "hbm_limit_bytes": "HBM limit of the compiler",
+    "hbm_model_code_bytes": "HBM: program code",
+    "hbm_profiler_bytes": "HBM: profiler buffers",
+    "hbm_runtime_bytes": "HBM: runtime",
+    "hbm_scratchpad_bytes": "HBM: scratchpad",
+    "hbm_shared_scratchpad_bytes": "HBM: shared scratchpad",
+    "hbm_tensors_bytes": "HBM: tensors",
+    "host_mem_available_bytes": "host memory available",
+    "host_total_bytes": "host memory",
+    "host_usable_bytes": "host memory that may be used",
+    "host_used_bytes": "host memory in use",
+    "init_engine_secs": "engine start took",
+    "initial_usage_bytes": "in use before the engine",
+    "io_tensors_bytes": "input and output tensors",
+    "kv_b_per_token_delta": "bytes per KV token, measured less planned",
+    "kv_cache_memory_bytes": "pinned KV pool",
+    "kv_cap_bytes": "cap of the KV cache",
+    "kv_k_bytes": "KV cache, keys",
+    "kv_suggest_fit_bytes": "pool that the engine suggests",
+    "kv_suggest_full_bytes": "pool that would use all that was free",
+    "kv_usage_pct": "KV cache in use, share",
+    "kv_v_bytes": "KV cache, values",
+    "margin_left_bytes": "margin left",
+    "margin_required_bytes": "margin required",
+    "margin_short_bytes": "margin short by",
+    "max_num_batched_tokens": "tokens of a step (max_num_batched_tokens)",
+    "max_num_seqs": "sequences (max_num_seqs)",
+    "max_total_tokens": "tokens of all requests, at most",
+    "measured_kv_b_per_token": "bytes per KV token, measured",
+    "mem_fraction_static": "fraction for weights and KV cache",
+    "min_kv_bytes": "least KV cache that is accepted",
+    "model_load_secs": "loading the model took",
+    "n_ctx": "context (n_ctx)",
+    "n_ctx_slot": "context of a slot",
+    "n_slots": "slots",
+    "native_max_model_len": "window that the model was made for",
+    "non_kv_bytes": "all but the KV cache",
+    "non_torch_before_load_bytes": "non-torch before the weights",
+    "num_gpu_blocks_override": "KV blocks that were set (num_gpu_blocks_override)",
+    "padding_layers": "layers added as padding",
+    "padding_waste_pct": "lost to padding",
+    "peak_hbm_bytes": "HBM peak of the program",
+    "plan_host_experts_bytes": "plan: experts in host memory",
+    "plan_kv_b_per_token": "plan: bytes per KV token",
+    "plan_overhead_delta_bytes": "plan: overhead, measured less planned",
+    "plan_overhead_measured_bytes": "plan: overhead as measured",
+    "plan_overhead_planned_bytes": "plan: overhead as planned",
+    "plan_ple_bytes": "plan: per-layer embeddings",
+    "plan_registry_b_per_token": "plan: bytes per KV token of the registry",
+    "plan_resident_layers_bytes": "plan: resident layers",
+    "ple_locked_bytes": "per-layer embeddings, locked in host memory",
+    "ple_unlocked_bytes": "per-layer embeddings, not locked",
+    "post_profile_bytes": "in use after the profile run",
+    "private_pool_bytes": "graphs' own pools",
+    "process_in_use_bytes": "in use by this process",
+    "profiled_tokens": "tokens of the profile run",
+    "profiler_bytes": "profiler",
+    "projected_bytes": "projected",
+    "reserved_headroom_bytes": "reserved headroom",
+    "reserved_unallocated_bytes": "reserved by torch, not allocated",
+    "running": "requests running",
+    "scratchpad_bytes": "scratchpad",
+    "state_blocks": "state blocks",
+    "tensor_parallel_size": "ranks (tensor_parallel_size)",
+    "tried_alloc_rounded_bytes": "allocation that failed, as rounded up",
+    "user_budget_bytes": "budget after the reserve",
+    "utilization_equivalent": "utilization with the same KV cache",
+    "utilization_without_graph_profile": "utilization without graphs counted",
+    "waiting": "requests waiting",
+    "weights_read_secs": "reading the weights took",
+    "workspace_current_bytes": "workspace there is",
+    "workspace_required_bytes": "workspace needed",
+}
+"""Names of the others."""
+
+LABELS: Final[dict[str, str]] = {**_TITLES, **_FURTHER}
+"""What people call each fact."""
 
 _VERDICTS: Final[dict[str, str]] = {
     "failed": "FAILED in {phase}",
@@ -204,17 +302,18 @@ def _findings(ledger: BootLedger) -> Iterator[str]:
         yield f"  {finding.sentence}" + (f" (worth {', '.join(worth)})" if worth else "")
 
 
-_NAMES: Final = frozenset({"rank", "nd", "nc", "status"})
+NAMES: Final = frozenset({"rank", "device", "nd", "nc", "status", "ret", "err"})
 """Numbers that name a place or a code."""
 
 
 def _is_amount(name: str, value: Value) -> bool:
     """It belongs into a table of where memory went; words, flags and numbers of places are in the JSON."""
-    return name not in _NAMES and not isinstance(value.value, (bool, str))
+    return name not in NAMES and not isinstance(value.value, (bool, str))
 
 
 def _title(name: str) -> str:
-    return _TITLES.get(name, name.removesuffix("_bytes").replace("_", " "))
+    """What people call a fact; one of a configuration's patterns has only its name."""
+    return LABELS.get(name, name.removesuffix("_bytes").replace("_", " "))
 
 
 def _levers(ledger: BootLedger) -> Iterator[str]:

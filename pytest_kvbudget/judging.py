@@ -10,7 +10,7 @@ import msgspec
 from pytest_kvbudget.device.gates import GateResult, worst
 from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.engine.kernel import KernelKill
-from pytest_kvbudget.engine.soak import PARTS, STEP_BYTES, SoakResult
+from pytest_kvbudget.engine.soak import PARTS, STEP_BYTES, GrowthTrend, SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.engine.watch import Outcome
 from pytest_kvbudget.ledger.classes import verdict_on
@@ -30,6 +30,10 @@ STARTUP: Final = "startup_free_below_request"
 
 _SEVERITY: Final = (Verdict.PASS, Verdict.MARGINAL, Verdict.UNKNOWN, Verdict.ERROR, Verdict.FAIL)
 """Of the checks of one engine, the mildest first."""
+
+_SERVE: Final = Lever(
+    "VLLM_NEURON_CPU_COMPILE", "none", "helps", "take it out of the environment: with it nothing serves"
+)
 
 Judgement = tuple[Verdict, Cause | None, str]
 """Verdict, cause (``None`` where nothing failed), and the verdict in one sentence."""
@@ -55,17 +59,36 @@ def by_gate(message: str) -> Judgement:
     return verdict, msgspec.structs.replace(cause, by_gate=True), said
 
 
-def judge_end(outcome: Outcome, ledger: BootLedger) -> Judgement:
-    """The verdict on an engine that did not get ready, or died: from its log, never from its exit status."""
+def judge_end(outcome: Outcome, ledger: BootLedger, *, compiles: bool = False) -> Judgement:
+    """The verdict on an engine that did not get ready, or died: from its log, never from its exit status.
+
+    Args:
+        outcome: how the wait for it ended.
+        ledger: what its log says.
+        compiles: it was only to compile, and to end then.
+    """
     cause = ledger.cause
     if outcome.kind == "not_started":
         return launch_failed(outcome.message)
     if outcome.kind == "late":
-        return reason(Verdict.UNKNOWN, ledger.phase, "deadline_passed", outcome.message)
+        return reason(Verdict.UNKNOWN, outcome.phase or ledger.phase, "deadline_passed", outcome.message)
     if outcome.kind == "foreign":
         return reason(Verdict.ERROR, Phase.ARGUMENT, "port_in_use", outcome.message)
     if cause is not None:
         return verdict_on(cause), cause, f"{cause.failure_class}: {cause.sentence}"
+    return _compiled(ledger, compiles=compiles) if ledger.get("compile_only") else _vanished(outcome, ledger)
+
+
+def _compiled(ledger: BootLedger, *, compiles: bool) -> Judgement:
+    """An engine that was only to compile, and did: a pass where that was asked for."""
+    said = "the engine was only to compile, and did; it loaded and served nothing"
+    if compiles:
+        return Verdict.PASS, None, f"compiled: {said}"
+    return reason(Verdict.ERROR, ledger.phase, "compiled_only", said, levers=(_SERVE,))
+
+
+def _vanished(outcome: Outcome, ledger: BootLedger) -> Judgement:
+    """An engine that is gone without a word."""
     how = outcome.message or ("was killed" if (outcome.status or 0) < 0 else "left")
     last = f" after {ledger.milestones[-1].evidence.text!r}" if ledger.milestones else ""
     status = "" if outcome.status is None else f" (exit status {outcome.status})"
@@ -76,6 +99,9 @@ def judge_end(outcome: Outcome, ledger: BootLedger) -> Judgement:
 def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, ready_s: float) -> Judgement:
     """A boot that is ready still has to hold the promised windows, by the engine's own count."""
     ready = f"ready after {ready_s:.1f} s"
+    other = _not_as_asked(ledger, shape)
+    if other is not None:
+        return other
     if windows is None:
         return Verdict.PASS, None, ready
     fitted = ledger.get("max_model_len")
@@ -83,10 +109,6 @@ def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, rea
     if length is None:
         said = "ready, but neither the shape nor the log states the window: its capacity is unproven"
         return reason(Verdict.UNKNOWN, Phase.READY, "capacity_unstated", said)
-    shortened = ledger.get("auto_fit") or (isinstance(fitted, int) and fitted < length)
-    if shape.max_model_len is not None and shortened:
-        said = f"the engine serves a window of {fitted}, not the {length} that was asked for"
-        return reason(Verdict.ERROR, Phase.READY, "window_not_served", said)
     capacity = capacity_tokens(ledger, length)
     if capacity is None:
         said = "ready, but no line of the log states the KV cache size: its capacity is unproven"
@@ -96,6 +118,54 @@ def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, rea
         return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
     cause = kv_windows_short(tokens, windows, length, pool_bytes=shape.kv_cache_memory_bytes)
     return Verdict.FAIL, cause, f"{cause.failure_class}: {cause.sentence}"
+
+
+_SIZED_FOR: Final = "KV cache need:"
+"""Begins a line whose numbers are of the request that a pool must hold, not of the engine."""
+_ARGUMENTS: Final = ("non-default args: ", "args: Namespace(")
+"""What the lines contain in which an engine says how it was called."""
+_NUMBERS: Final = (
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "gpu_memory_utilization"),
+    "kv_cache_memory_bytes",
+)
+"""Fields of a shape that engines print under the same names."""
+
+
+def with_other_shape(judged: Judgement, ledger: BootLedger, shape: Shape) -> Judgement:
+    """A failure, unless the engine was called with other values than were asked: then it fails no shape of ours.
+
+    Only the lines that say how it was called count: others of a failed boot have numbers of what failed.
+    """
+    other = _not_as_asked(ledger, shape, only_called=True) if judged[0] is Verdict.FAIL else None
+    return judged if other is None else other
+
+
+def _not_as_asked(ledger: BootLedger, shape: Shape, *, only_called: bool = False) -> Judgement | None:
+    """The engine says that it runs with another value than was asked: whatever it proves is of another shape."""
+    for name in _NUMBERS:
+        asked, stated = getattr(shape, name), ledger.facts.get(name)
+        if asked is None or stated is None or isinstance(stated.value, str):
+            continue
+        text, runs = stated.evidence.text, stated.value
+        called = any(words in text for words in _ARGUMENTS)
+        if text.startswith(_SIZED_FOR) or (only_called and not called):
+            continue
+        fitted = name == "max_model_len" and ledger.get("auto_fit") is not None
+        # how it was called is printed in full, and no other line rounds a share to less than two decimals
+        rounded = 0.0 if called else min(stated.precision, 0.005)
+        if abs(runs - asked) <= rounded + 1e-9 and not fitted:
+            continue
+        if name == "max_model_len":
+            failure_class, said = "window_not_served", f"the engine serves a window of {runs}, not the {asked}"
+        else:
+            failure_class, said = "shape_not_served", f"the engine runs with {name} {runs}, not the {asked}"
+        why = "look for what sets it beside the shape: the target's command, its environment, a file of --config"
+        lever = Lever(name, "none", "helps", why)
+        verdict, cause, message = reason(
+            Verdict.ERROR, ledger.phase, failure_class, f"{said} that was asked for", levers=(lever,)
+        )
+        return verdict, msgspec.structs.replace(cause, evidence=(stated.evidence,)), message
+    return None
 
 
 def with_client_evidence(judged: Judgement, result: SurvivalResult) -> Judgement:
@@ -108,15 +178,15 @@ def with_client_evidence(judged: Judgement, result: SurvivalResult) -> Judgement
     return verdict, msgspec.structs.replace(cause, evidence=(*cause.evidence, Evidence(0, text))), said
 
 
-def judge_soak(result: SoakResult, max_growth_per_hour: int | None, *, sample_s: float | None) -> Judgement | None:
-    """The verdict of a soak whose engine lives; ``None`` where it is content.
+def judge_soak(result: SoakResult, max_growth_per_hour: int | None, *, sample_s: float | None) -> Judgement:
+    """The verdict of a soak whose engine lives.
 
-    Growth counts only with 95 % certainty, and only beyond the step in which engines take memory; a soak that is too
-    short to tell is INCONCLUSIVE: UNKNOWN, never PASS.
+    Growth counts only with 95 % certainty, and only beyond the step in which engines take memory. A soak of which
+    growth cannot be told is INCONCLUSIVE, with a limit and without: UNKNOWN, never PASS.
 
     Args:
         result: the soak.
-        max_growth_per_hour: bytes that were allowed; ``None`` asks for nothing.
+        max_growth_per_hour: bytes that were allowed; ``None`` where growth is only to be told.
         sample_s: time from one sample of the memory to the next; ``None`` where nothing is sampled.
     """
     if result.failed:
@@ -125,44 +195,72 @@ def judge_soak(result: SoakResult, max_growth_per_hour: int | None, *, sample_s:
     if not result.sent:
         said = f"no request was answered in {result.seconds:.1f} s"
         return reason(Verdict.UNKNOWN, Phase.REQUEST, "request_failed", said)
-    return None if max_growth_per_hour is None else _judge_growth(result, max_growth_per_hour, sample_s)
-
-
-def _judge_growth(result: SoakResult, max_growth_per_hour: int, sample_s: float | None) -> Judgement | None:
-    limit = f"at most {format_size(max_growth_per_hour)} per hour was asked for"
+    answered = f"{result.sent:,} {'request was' if result.sent == 1 else 'requests were'} answered"
     seen = [trend for trend in result.trends if trend is not None]
     worst_trend = max(seen, key=lambda trend: trend.most, default=None)
     if worst_trend is None or len(seen) < len(result.trends):
-        return _growth_unseen(result, limit, sample_s)
+        return _growth_unseen(result, answered, sample_s)
     plus_minus = worst_trend.plus_minus + result.resolution
     growth = f"{format_size(worst_trend.bytes_per_hour)} ± {format_size(plus_minus)} per hour"
-    said = f"rank {worst_trend.rank} grew by {growth} in {result.seconds:.0f} s; {limit}"
-    if worst_trend.bytes_per_hour - plus_minus > max_growth_per_hour:
+    said = f"rank {worst_trend.rank} grew by {growth} in {result.seconds:.1f} s"
+    content = Verdict.PASS, None, f"{answered}; {said}"
+    return content if max_growth_per_hour is None else _judge_growth(result, max_growth_per_hour, worst_trend, content)
+
+
+def _judge_growth(result: SoakResult, max_growth_per_hour: int, worst: GrowthTrend, content: Judgement) -> Judgement:
+    """Growth against its limit; ``content`` where it keeps it."""
+    plus_minus = worst.plus_minus + result.resolution
+    said = f"{content[2]}; at most {format_size(max_growth_per_hour)} per hour was asked for"
+    if worst.bytes_per_hour - plus_minus > max_growth_per_hour:
         return reason(Verdict.FAIL, Phase.REQUEST, "memory_grows", said)
-    if worst_trend.bytes_per_hour + plus_minus > max_growth_per_hour:
+    if worst.bytes_per_hour + plus_minus > max_growth_per_hour:
         least_s = STEP_BYTES * 3600 / max_growth_per_hour if max_growth_per_hour > 0 else None
         longer = "" if least_s is None else f"; even memory that stays level takes {least_s / 60:.1f} minutes to tell"
         said = f"INCONCLUSIVE: {said}: too short or too noisy to tell{longer}"
         return reason(Verdict.UNKNOWN, Phase.REQUEST, "soak_too_short", said)
-    return None
+    return content
 
 
-def _growth_unseen(result: SoakResult, limit: str, sample_s: float | None) -> Judgement:
+def _growth_unseen(result: SoakResult, answered: str, sample_s: float | None) -> Judgement:
     """Growth that nobody could see: the soak was over too soon, or the device does not show it."""
     least_s = None if sample_s is None else 2 * PARTS * sample_s
     if least_s is not None and result.seconds < least_s:
         said = (
-            f"INCONCLUSIVE: {limit}, and {result.seconds:.1f} s are too short to see growth: {PARTS} parts of two "
+            f"INCONCLUSIVE: {answered}, and {result.seconds:.1f} s are too short to see growth: {PARTS} parts of two "
             f"samples each take {least_s:g} s"
         )
         return reason(Verdict.UNKNOWN, Phase.REQUEST, "soak_too_short", said)
-    said = f"INCONCLUSIVE: {limit}, and the memory of a rank was not seen throughout the {result.seconds:.0f} s"
+    if sample_s is None:
+        said = f"INCONCLUSIVE: {answered}, and nobody can read this target's device memory: growth cannot be told"
+    else:
+        said = (
+            f"INCONCLUSIVE: {answered}, and the memory of a rank was not seen throughout the {result.seconds:.1f} s: "
+            "growth cannot be told"
+        )
     return reason(Verdict.UNKNOWN, Phase.REQUEST, "memory_unseen", said)
 
 
-def soak_passed(result: SoakResult) -> Judgement:
-    """A content soak in words."""
-    return Verdict.PASS, None, f"soaked for {result.seconds:.1f} s, {result.sent:,} requests answered"
+def judge_boot_gate(
+    tokens: int, length: int, windows: int, min_tokens: int | None, *, pool_bytes: int | None
+) -> Judgement:
+    """What the engine's own count of its KV cache says to what a ``boot_gate`` asks.
+
+    Args:
+        tokens: the engine's count.
+        length: tokens of one window.
+        windows: full windows that it must hold.
+        min_tokens: tokens that it must hold; ``None`` asks for nothing more.
+        pool_bytes: the pinned pool per rank; ``None`` where utilization decides it.
+    """
+    holds = f"the KV cache holds {tokens:,} tokens by the engine's own count"
+    wanted = f"{windows} window{'s' if windows > 1 else ''} of {length:,}"
+    for need, what in ((windows * length, wanted), (min_tokens or 0, "min_tokens")):
+        if tokens < need:
+            cause = kv_windows_short(tokens, windows, length, pool_bytes=pool_bytes)
+            levers = tuple(lever for lever in cause.levers if what == wanted or lever.name == cause.levers[0].name)
+            said = f"boot_gate: {holds}, {need:,} are needed ({what})"
+            return Verdict.FAIL, msgspec.structs.replace(cause, sentence=said, levers=levers), said
+    return Verdict.PASS, None, f"{holds}, {tokens / length:.2f} windows of {length:,}"
 
 
 def together(checks: Sequence[Judgement]) -> Judgement:

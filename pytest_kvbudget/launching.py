@@ -36,6 +36,8 @@ class Launched(NamedTuple):
     process: EngineProcess
     kernel: KernelLog
     """Opened before the launch: what was killed earlier is none of ours."""
+    at: float
+    """When, on the monotonic clock; every time of the record counts from here."""
 
 
 def launch(site: Site, request: BootRequest, recording: Recording, memory: AttemptMemory) -> Launched | None:
@@ -52,9 +54,14 @@ def launch(site: Site, request: BootRequest, recording: Recording, memory: Attem
     recording.record.environment = without_secrets(command.env_added)
     recording.record.identity = _identity(site, request, recording, command)
     log_path = recording.folder / LOG_FILE
-    log_path.touch()
+    try:
+        log_path.touch()
+    except OSError as error:
+        site.ports.give_back(port)
+        recording.decide(*launch_failed(f"{log_path} cannot be written: {error.strerror or error}"))
+        return None
     recording.save()
-    memory.start()
+    at = memory.start()
     kernel = KernelLog()
     try:
         process = site.launcher.launch(
@@ -68,7 +75,7 @@ def launch(site: Site, request: BootRequest, recording: Recording, memory: Attem
         site.ports.give_back(port)
         recording.decide(*launch_failed(str(error)))
         return None
-    return Launched(command, process, kernel)
+    return Launched(command, process, kernel, at)
 
 
 def _identity(site: Site, request: BootRequest, recording: Recording, command: Command) -> BootIdentity:

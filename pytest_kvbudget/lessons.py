@@ -129,10 +129,9 @@ def _seconds(record: AttemptRecord) -> float | None:
     if booted is None:
         return None
     parts = [booted, timings.verdict_s, timings.teardown_s, timings.release_s]
-    if record.survival is not None:
-        parts += [request.seconds for request in record.survival.requests]
-    if record.soak is not None:
-        parts.append(record.soak.seconds)
+    for use in record.uses:
+        parts += [] if use.survival is None else [request.seconds for request in use.survival.requests]
+        parts += [] if use.soak is None else [use.soak.seconds]
     return sum(part for part in parts if part is not None)
 
 

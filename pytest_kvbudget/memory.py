@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,12 +88,14 @@ class AttemptMemory:
         """
         return () if self._probe is None else self._probe.read()
 
-    def start(self) -> None:
-        """Begin the trace; its first sample is the baseline."""
+    def start(self) -> float:
+        """Begin the trace; its first sample is the baseline. Returns when the launch is, on the monotonic clock."""
         if self._probe is not None:
             self._sampler = MemorySampler(self._probe, rate_hz=self._rate_hz)
             self._sampler.start()
-            self._sampler.mark(LAUNCH)
+        launched = time.monotonic()
+        self.mark(LAUNCH, launched)
+        return launched
 
     def mark(self, phase: str, at: float | None = None) -> None:
         """A phase began now, or at ``at`` on the monotonic clock."""
@@ -118,7 +121,7 @@ class AttemptMemory:
     def trends(self, phase: str) -> tuple[GrowthTrend | None, ...]:
         """Growth of every rank's use from a phase until now; empty without a probe."""
         trace = self.snapshot()
-        start = None if trace is None else next((m.at_s for m in reversed(trace.marks) if m.phase == phase), None)
+        start = None if trace is None else _last_mark(trace, phase)
         if trace is None or start is None or end_s(trace) <= start:
             return ()
         part_s = (end_s(trace) - start) / PARTS
@@ -128,12 +131,16 @@ class AttemptMemory:
         return tuple(trend(rank, peaks[rank], part_s) for rank in ranks)
 
     def judge(self, gates: MemoryGates, *, since: str, host_free_bytes: int | None = None) -> tuple[GateResult, ...]:
-        """Judge every gate that is asked for, from a phase on; growth is always counted from ready.
+        """Judge every gate that is asked for, from a phase's last mark on; growth is always counted from ready.
+
+        The last: an engine that several tests share is sent requests for each of them.
 
         Without device memory the engine's memory is the host's, and the least room that its control group left it
         (``host_free_bytes``) stands for what was free. What was used there is not known, and stays so.
         """
-        ranks = self.since(since)
+        trace = self.snapshot()
+        start = None if trace is None else _last_mark(trace, since)
+        ranks = self.since(since) if trace is None or start is None else between(trace, start, float("inf"))
         free = ranks if self.visible or host_free_bytes is None else (_host_window(host_free_bytes),)
         nothing = MemoryGates()
         asked = (
@@ -177,6 +184,10 @@ class AttemptMemory:
         """Why parts of the trace are missing, each reason once."""
         trace = self.snapshot()
         return () if trace is None else tuple(dict.fromkeys(gap.reason for gap in trace.gaps))
+
+
+def _last_mark(trace: MemoryTrace, phase: str) -> float | None:
+    return next((mark.at_s for mark in reversed(trace.marks) if mark.phase == phase), None)
 
 
 def _host_window(least_free_bytes: int) -> WindowMemory:

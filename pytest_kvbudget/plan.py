@@ -24,7 +24,7 @@ from pytest_kvbudget.budget.render import plan_lines, refusal_lines
 from pytest_kvbudget.budget.utilization import FreeAtInit, from_driver_reserve
 from pytest_kvbudget.config import ConfigError, LoadedTarget, built_in, find, load
 from pytest_kvbudget.planning import ask_for, policy_of
-from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.shape import Shape, ShapeError
 from pytest_kvbudget.units import GIB, SizeError, format_size, parse_memory
 
 EXIT_REFUSED: Final = 1
@@ -257,7 +257,7 @@ def _shape(base: Shape, options: argparse.Namespace) -> Shape:
     }
     try:
         return base.merged(**{name: value for name, value in given.items() if value is not None})
-    except msgspec.ValidationError as error:
+    except ShapeError as error:
         raise BudgetInputError(str(error)) from None
 
 
@@ -327,8 +327,11 @@ def _answer_lines(one: Answer) -> list[str]:
         mode = f", {one.figures['mode']} policy" if "mode" in one.figures else ""
         lines.append(f"{one.plan.policy} ({one.plan.variant}){mode}: {one.plan.sentence}")
         lines += plan_lines(one.plan)
+    most = "at most " if one.figures.get("upper_bound") else ""
     lines += [
-        f"{label}: {write(one.figures[name])}" for name, label, write in _SHOWN if one.figures.get(name) is not None
+        f"{label}: {most if name in _BOUNDED else ''}{write(one.figures[name])}"
+        for name, label, write in _SHOWN
+        if one.figures.get(name) is not None
     ]
     if (other := one.figures.get("other_policy")) is not None:
         most = "at most " if other["upper_bound"] else ""
@@ -351,3 +354,5 @@ _SHOWN: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
     ("blocks", "KV blocks", "{:,}".format),
     ("kv_tokens", "KV tokens", "{:,}".format),
 )
+_BOUNDED: Final = frozenset({"available_bytes", "blocks", "kv_tokens"})
+"""Figures that are upper bounds where the plan is one."""

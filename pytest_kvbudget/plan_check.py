@@ -89,7 +89,7 @@ def _terms(plan: Plan, ledger: BootLedger) -> Iterator[Reconciled]:
             yield _compared(term.name, term.role, term.size_bytes, found)
     found = _stated(ledger, facts.get(LEFT, ()))
     # A pool of pinned bytes is the term itself.
-    if found and plan.variant != "pinned":
+    if found and plan.variant != "pinned" and not plan.unknown:
         yield _compared(LEFT, "gives", max(0, plan.left_bytes), found, plan.result)
 
 

@@ -168,7 +168,7 @@ def answer_for(loaded: LoadedTarget, shape: Shape, experience: Experience | None
     """As `plan_for`, with what is to be said about the plan."""
     try:
         ask = ask_for(loaded, shape, experience)
-        if ask.policy == "vllm" and ask.activation_bytes == 0 and shape.kv_cache_memory_bytes is None:
+        if ask.policy == "vllm" and ask.activation_bytes is None and shape.kv_cache_memory_bytes is None:
             return None  # the peak of a step is known only from a boot of the same step
         return answer(ask)
     except BudgetInputError:
@@ -325,9 +325,11 @@ def _price(boot: Learned) -> KvPrice:
 def _vllm_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> Ask:
     boot = experience.last(shape, _STEP_FIELDS, "activation_bytes")
     activation_bytes = None if boot is None else boot.activation_bytes
-    graph_bytes = 0 if boot is None or _counted(boot) else boot.graph_bytes or 0
-    figures = simulated_figures(loaded, shape)
     mock = loaded.target.mock
+    graph_bytes = None if boot is None and mock is None else 0
+    if boot is not None and not _counted(boot):
+        graph_bytes = boot.graph_bytes or 0
+    figures = simulated_figures(loaded, shape)
     if mock is not None and activation_bytes is None:
         activation_bytes = mock.activation_base
         activation_bytes += mock.activation_per_batched_token * (shape.max_num_batched_tokens or SIMULATED_STEP_TOKENS)
@@ -340,7 +342,7 @@ def _vllm_ask(loaded: LoadedTarget, shape: Shape, experience: Experience) -> Ask
         total_bytes=figures.get("total_bytes", None if boot is None else boot.total_bytes),
         weights_bytes=figures.get("weights_bytes", None if boot is None else boot.consumed_bytes),
         weights_provenance=_provenance(figures, boot),
-        activation_bytes=activation_bytes or 0,
+        activation_bytes=activation_bytes,
         graph_bytes=graph_bytes,
         free=experience.free(),
     )

@@ -107,7 +107,7 @@ class EnginePool:
             self.cut_short = attempt
             self.retire(attempt)
             raise
-        return attempt
+        return self._recorded(attempt)
 
     # -- several boots at once
 
@@ -192,7 +192,15 @@ class EnginePool:
         if booting in self._running:
             self._running.remove(booting)
             self._in_use.append(attempt)
-        return attempt
+        return self._recorded(attempt)
+
+    def _recorded(self, attempt: Attempt) -> Attempt:
+        """A boot that nothing on disk tells of is none."""
+        if attempt.lost is None:
+            return attempt
+        said = attempt.lost
+        self.retire(attempt)
+        raise PoolError(said)
 
     def _cancel_all(self) -> None:
         """End every boot that runs, all at the same time."""
@@ -238,7 +246,8 @@ class EnginePool:
             )
         except OSError as error:
             self._sets.give_back(lease, keep=False)
-            raise PoolError(f"{self.archive.folder}: the record of a boot cannot be written: {error}") from None
+            said = f"the record of a boot cannot be written: {error.strerror or error}"
+            raise PoolError(f"{self.archive.folder}: {said}") from None
         self._leases[id(attempt)] = lease
         return attempt
 
@@ -260,6 +269,12 @@ class EnginePool:
         else:
             self.retire(attempt)
 
+    def call_off(self, attempt: Attempt) -> None:
+        """End a boot that other boots have answered: its record says so, unless it had failed by itself."""
+        for booting in self._running:
+            booting.called_off |= booting.attempt is attempt
+        self.retire(attempt)
+
     def retire(self, attempt: Attempt) -> None:
         """End it now, whether it serves or still boots. Its devices stay leased for the next boots until `release`.
 
@@ -270,7 +285,7 @@ class EnginePool:
             attempt.cancel()
             booting.join()
             self._running.remove(booting)
-            attempt.unwanted()
+            booting.unjudged()
             if attempt is not self.cut_short:
                 self.cancelled.append(attempt)
         for held in (self._in_use, self._idle):

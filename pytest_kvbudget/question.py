@@ -19,8 +19,11 @@ from pytest_kvbudget.search.turn import label, turned
 from pytest_kvbudget.shape import Shape
 
 DEFAULT_STRATEGY: Final = "predict"
-CUT_SHORT: Final = "cut short"
-"""Why a boot is in a finding's record that the end of the run cut short."""
+INTERRUPTED: Final = "interrupted"
+"""Why a boot without a verdict is in a finding's record: the run ended before it had one."""
+CALLED_OFF: Final = "called off"
+"""The same of a boot that others had answered."""
+UNJUDGED: Final = frozenset({INTERRUPTED, CALLED_OFF})
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +187,7 @@ class Question(ABC):
         return self._search.moot()
 
     def drop(self, value: int) -> None:
-        """A boot under way was called off."""
+        """A boot under way was called off, see `unjudged`."""
         self._search.drop(value)
 
     def halt(self, reason: str) -> None:
@@ -225,6 +228,7 @@ class Question(ABC):
             pool_short=record.pool_short,
             warm=record.warm,
             device_set=record.device_set,
+            devices=record.target.devices,
             grain=None if ledger is None else ledger_grain(ledger, self.name),
             terms=terms_of_record(record, self.name),
             reused=reused,
@@ -234,10 +238,10 @@ class Question(ABC):
         elif self.about.only is None:
             self._search.tell(self.seen(trial, record))
 
-    def cut_short(self, path: Path) -> None:
-        """The end of the run cut a boot short: its record goes with the finding, and it counts nowhere."""
+    def unjudged(self, path: Path, why: str) -> None:
+        """A boot has no verdict (`INTERRUPTED`, `CALLED_OFF`): it is in the finding's record, and counts nowhere."""
         self._attempts.append(path)
-        self._why.append(CUT_SHORT)
+        self._why.append(why)
 
     def seen(self, trial: Trial, record: AttemptRecord) -> Trial:
         """A boot as the search is told of it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +13,7 @@ from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.engine.model import Backend
 from pytest_kvbudget.ledger.model import BootLedger, Cause
-from pytest_kvbudget.records import AttemptRecord, MemoryReading, TargetInfo, Timings
+from pytest_kvbudget.records import AttemptRecord, MemoryReading, TargetInfo, Timings, UseRecord
 from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.verdict import Verdict
@@ -49,13 +48,34 @@ class Recording:
             message=INTERRUPTED,
             timings=Timings(lease_wait_s=lease_wait_s),
         )
-        self.path = self.save()
+        self.lost: str | None = None
+        """Why the record on disk is behind the truth: the disk took no more. What is there is older, and whole."""
+        self.path = archive.write_attempt(self.folder, self.record)
 
     def decide(self, verdict: Verdict, cause: Cause | None, message: str, *, at: float | None = None) -> None:
         """The verdict is known, since ``at`` on the monotonic clock; the record on disk says so at once."""
         if at is not None:
             self.timed(verdict_s=time.monotonic() - at)
         self.record.verdict, self.record.cause, self.record.message = verdict, cause, message
+        if self.record.rung is not None:
+            for use in self.record.uses:  # a rung is one test: what it asked is what was booted for
+                use.verdict, use.cause, use.message = verdict, cause, message
+        self.finish()
+
+    def begin_use(self, test: str) -> UseRecord:
+        """A test has the engine from now on; so far its verdict is the boot's."""
+        record = self.record
+        use = UseRecord(test=test, verdict=record.verdict, cause=record.cause, message=record.message)
+        record.uses += (use,)
+        self.save()
+        return use
+
+    def decide_use(self, use: UseRecord, verdict: Verdict, cause: Cause | None, message: str) -> None:
+        """What a test asked of the engine has its verdict; of a rung it is that of the whole attempt."""
+        if self.record.rung is not None:
+            self.decide(verdict, cause, message)
+            return
+        use.verdict, use.cause, use.message = verdict, cause, message
         self.finish()
 
     def finish(self) -> None:
@@ -63,9 +83,14 @@ class Recording:
         self.record.ledger = self._ledger()
         self.save()
 
-    def save(self) -> Path:
-        """Save as it stands; returns the record's path."""
-        return self._archive.write_attempt(self.folder, self.record)
+    def save(self) -> None:
+        """Save as it stands. A disk that is full must not keep anybody from ending the engine: see `lost`."""
+        try:
+            self._archive.write_attempt(self.folder, self.record)
+        except OSError as error:
+            self.lost = f"{self.path}: the record of a boot cannot be written: {error.strerror or error}"
+        else:
+            self.lost = None
 
     def timed(self, **changes: Any) -> None:  # noqa: ANN401 - fields of Timings
         """Set fields of the timings."""

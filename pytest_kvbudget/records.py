@@ -19,7 +19,7 @@ from pytest_kvbudget.search.model import Finding, Hint, SweepFinding
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.verdict import Phase, Verdict
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 ATTEMPT_FILE: Final = "attempt.json"
 FINDING_FILE: Final = "finding.json"
 LOG_FILE: Final = "engine.log"
@@ -110,6 +110,43 @@ class BootIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of what the test asks of a boot: its marks, its body, windows and pool."""
 
 
+class BootGateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``boot_gate`` asked of the engine's own count of its KV cache."""
+
+    windows: int
+    min_tokens: int | None = None
+    tokens: int | None = None
+    """The engine's count; ``None`` where no line states one."""
+    verdict: Verdict
+    sentence: str
+
+
+class UseRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What one test asked of an engine that it may share with others, and what came of it."""
+
+    test: str
+    """Node id; what a fixture of a wider scope asked for is its scope's."""
+    verdict: Verdict
+    """Of the engine and of everything that this test asked of it. What the test's own body said is pytest's."""
+    cause: Cause | None = None
+    message: str
+    """The verdict in one sentence for people."""
+    boot_gate: BootGateResult | None = None
+    """``None`` where the test has no such mark."""
+    survival: SurvivalResult | None = None
+    """What the engine did on its largest real request; ``None`` where none was sent."""
+    soak: SoakResult | None = None
+    """Mixed traffic for a while, and whether memory grew; ``None`` where none was asked for."""
+    gates: tuple[GateResult, ...] = ()
+    """Limits on memory that were asked for, each at the rank nearest to it."""
+
+    @property
+    def bore(self) -> bool:
+        """The engine stood everything that it was sent; where it was sent nothing, that is so."""
+        checks = (check for check in (self.survival, self.soak) if check is not None)
+        return all(check.verdict in {Verdict.PASS, Verdict.MARGINAL} for check in checks)
+
+
 class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One boot of one shape, from lease to teardown."""
 
@@ -130,6 +167,7 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     started: str
     """ISO 8601, UTC."""
     verdict: Verdict
+    """Of the boot, and of the engine's death where it died later; of a rung, of everything that its test asked too."""
     cause: Cause | None = None
     message: str
     """The verdict in one sentence for people."""
@@ -156,12 +194,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Host memory of the engine's own processes at the end of its work; ``None`` where it did not serve until then."""
     trace: TraceSummary | None = None
     """Device memory over the whole attempt; ``None`` where nobody could read it."""
-    gates: tuple[GateResult, ...] = ()
-    """Limits on memory that were asked for, each at the rank nearest to it."""
-    survival: SurvivalResult | None = None
-    """What the engine did on its largest real request; ``None`` where none was sent."""
-    soak: SoakResult | None = None
-    """Mixed traffic for a while, and whether memory grew; ``None`` where none was asked for."""
+    uses: tuple[UseRecord, ...] = ()
+    """The tests that used the engine, in order; of a rung the one that it is about, with the record's own verdict."""
     timings: Timings = Timings()
     exit_status: int | None = None
     """Of the engine's root process; proves nothing (a dead vLLM exits 0)."""
@@ -171,6 +205,13 @@ class AttemptRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """File name of the complete engine log, beside this record."""
     notes: tuple[str, ...] = ()
     """Things worth knowing that changed no verdict: telemetry that could not be read, memory that came back late."""
+
+
+def as_used(record: AttemptRecord, use: UseRecord) -> AttemptRecord:
+    """A boot as one of the tests that used it saw it: with that test's verdict, in place of the boot's own."""
+    return msgspec.structs.replace(
+        record, test=use.test, verdict=use.verdict, cause=use.cause, message=use.message, uses=(use,)
+    )
 
 
 class FindingRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

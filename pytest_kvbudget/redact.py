@@ -18,6 +18,11 @@ _NAMED: Final = re.compile(
     r"|(?P<flag>--[A-Za-z][\w-]*)(?P<space>\s+)(?P<word>[^\s'\",-][^\s'\",]*)"
 )
 """A flag or variable and its value: ``--api-key x``, ``HF_TOKEN=x``, ``'api_key': ['x']``."""
+_PERHAPS: Final = re.compile(r"(?i:key|token|secret|passw(?:or)?d|passphrase|credential)(?:s\b|(?![A-Za-z]))")
+"""Whether a line may name a secret at all; most lines do not, and are not looked at further."""
+_NUMBER: Final = re.compile(r"[\d.,_]+")
+_AROUND: Final = rb"[\w-]*['\"]?[\s=:]+\[?['\"]?"
+"""What stands between the first letters of a secret's name and its value."""
 
 
 def _is_secret(name: str) -> bool:
@@ -50,40 +55,66 @@ def text_without_secrets(text: str) -> str:
 
     def shown(match: re.Match[str]) -> str:
         name, gap = (match["name"], match["gap"]) if match["name"] else (match["flag"], match["space"])
-        return f"{name}{gap}{REMOVED}" if _is_secret(name) else match[0]
+        value = match["value"] or match["word"]
+        return f"{name}{gap}{REMOVED}" if _is_secret(name) and _is_named(name, gap, value) else match[0]
 
-    return _NAMED.sub(shown, text)
+    return _NAMED.sub(shown, text) if _PERHAPS.search(text) else text
+
+
+def _is_named(name: str, gap: str, value: str) -> bool:
+    """Whether a secret word before a value names it: ``bytes per token: 7701`` and ``key: value`` are prose."""
+    if name.startswith("--") or name.isupper():
+        return True
+    compound = "_" in name or "-" in name or "=" in gap or "'" in gap or '"' in gap
+    return compound and _NUMBER.fullmatch(value) is None
 
 
 class Scrubber:
     """Takes known secrets out of a stream of bytes, at any chunking. Lines stay where they are.
 
     Args:
-        values: the secrets; those shorter than `SHORTEST` are too common to be taken out.
+        values: the secrets. Those shorter than `SHORTEST` are too common to be taken out wherever they stand; they go
+            where a name that looks like a secret's stands before them.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
-        secrets = {value.encode("utf-8", "surrogateescape") for value in values if len(value) >= SHORTEST}
+        secrets = {value.encode("utf-8", "surrogateescape") for value in values if value}
         # the longest first: one secret may be part of another
         ordered = sorted(secrets, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, ordered))) if ordered else None
-        self._hold = len(ordered[0]) - 1 if ordered else 0
+        long = [secret for secret in ordered if len(secret) >= SHORTEST]
+        short = [secret for secret in ordered if len(secret) < SHORTEST]
+        self._pattern = re.compile(b"|".join(map(re.escape, long))) if long else None
+        self._short = _behind_a_name(short) if short else None
+        self._hold = len(long[0]) - 1 if long else 0
         self._kept = b""
 
     def feed(self, data: bytes) -> bytes:
         """What may be shown now; the end of it is kept back where a secret may have begun."""
-        if self._pattern is None:
+        if self._pattern is None and self._short is None:
             return data
-        clean = self._pattern.sub(REMOVED.encode(), self._kept + data)
+        clean = self._kept + data
+        if self._pattern is not None:
+            clean = self._pattern.sub(REMOVED.encode(), clean)
         # a line is never kept back: no secret has a line's end in it
-        cut = max(len(clean) - self._hold, clean.rfind(b"\n") + 1)
+        line = clean.rfind(b"\n") + 1
+        if self._short is not None:
+            # the name may be anywhere before its value in the line
+            whole, self._kept = clean[:line], clean[line:]
+            return self._short.sub(rb"\1" + REMOVED.encode(), whole)
+        cut = max(len(clean) - self._hold, line)
         self._kept = clean[cut:]
         return clean[:cut]
 
     def flush(self) -> bytes:
         """What was kept back."""
         kept, self._kept = self._kept, b""
-        return kept
+        return kept if self._short is None else self._short.sub(rb"\1" + REMOVED.encode(), kept)
+
+
+def _behind_a_name(values: Iterable[bytes]) -> re.Pattern[bytes]:
+    names = b"|".join(word.encode() for word in sorted(_SECRET_WORDS, key=len, reverse=True))
+    secrets = b"|".join(map(re.escape, values))
+    return re.compile(b"((?i:" + names + b")(?![A-Za-z])" + _AROUND + b")(?:" + secrets + rb")(?!\w)")
 
 
 def secret_values(environment: Mapping[str, str], argv: Sequence[str]) -> tuple[str, ...]:

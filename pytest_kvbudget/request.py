@@ -23,5 +23,7 @@ class BootRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the search moves."""
     knob: bool = False
     """It is a knob of a headroom sweep: both sides of its window say something."""
+    compiles: bool = False
+    """The engine is to compile its programs and end; it never serves."""
     asked: str = ""
     """Digest of what the test asks of a boot: marks and body."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pytest_kvbudget.decoding import KeyedError, decoded
 from pytest_kvbudget.redact import command_without_secrets, without_secrets
 from pytest_kvbudget.units import format_size
 
@@ -18,6 +19,10 @@ SizeBytes = Annotated[int, msgspec.Meta(ge=0, extra={"kvbudget": "size"}, descri
 """An integer of bytes; in configuration and markers also text such as ``"31.86 GiB"``."""
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ShapeError(msgspec.ValidationError):
+    """A shape cannot be so; the message names the field, what was found and what was expected."""
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -49,10 +54,20 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """This shape with some fields changed; ``env`` is merged, ``extra_args`` is replaced.
 
         Raises:
-            msgspec.ValidationError: for an unknown field, a wrong type or an impossible value, naming the field.
+            ShapeError: for an unknown field, a wrong type or an impossible value, naming the field.
         """
-        env = {**self.env, **(changes.pop("env", None) or {})}
-        return msgspec.convert({**msgspec.to_builtins(self), **changes, "env": env}, Shape)
+        __tracebackhide__ = True
+        merged = {**msgspec.to_builtins(self), **changes}
+        if isinstance(env := changes.get("env", {}), dict):
+            merged["env"] = {**self.env, **env}
+        try:
+            return msgspec.convert(merged, Shape)
+        except msgspec.ValidationError:
+            pass  # sizes written as text are decoded below, and everything else gets its message there
+        try:
+            return decoded(merged, Shape)
+        except KeyedError as problem:
+            raise ShapeError(f"{problem.key}: {problem}" if problem.key else str(problem)) from None
 
     def key(self) -> str:
         """A stable digest: equal for equal shapes, on every machine and in every process."""

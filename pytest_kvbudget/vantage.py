@@ -116,6 +116,11 @@ def turns_nothing(loaded: LoadedTarget, sweep: SweepSpec, base: Shape) -> str | 
     return why_futile(sweep.knob, asked)
 
 
+def compiles_on_cpu(loaded: LoadedTarget) -> bool:
+    """Whether a target's engine can compile its programs on a machine without the device: only Neuron's does."""
+    return _engine(loaded) in {"neuron", None}  # where nobody knows, the boot will say
+
+
 def _engine(loaded: LoadedTarget) -> str | None:
     """Whose flags and variables a target's engine reads; ``None`` where nobody knows."""
     if loaded.target.backend == "mock":

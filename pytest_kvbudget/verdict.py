@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Verdict(StrEnum):
@@ -59,6 +60,10 @@ class Phase(StrEnum):
     REQUEST = "request"
     SHUTDOWN = "shutdown"
     UNKNOWN = "unknown"
+
+
+STARTING: Final = "starting"
+"""What people are told of a boot whose log has not named a phase yet."""
 
 
 class Provenance(StrEnum):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from pytest_kvbudget.archive import read_attempt, read_finding
-from pytest_kvbudget.records import AttemptRecord, FindingRecord, SweepRecord
+from pytest_kvbudget.records import AttemptRecord, FindingRecord, SweepRecord, as_used
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
 """What a change must pass: the same examples on every machine. Without a profile every run tries new ones."""
@@ -81,6 +81,10 @@ class Project:
         """Every boot's record, in the order of their starts."""
         found = [read_attempt(path) for path in self.path.rglob("attempt.json")]
         return sorted(found, key=lambda record: record.started)
+
+    def used(self) -> list[AttemptRecord]:
+        """As `attempts`, each as the last test that used it saw it: with the verdict of what that test asked."""
+        return [as_used(record, record.uses[-1]) if record.uses else record for record in self.attempts()]
 
     def findings(self) -> list[FindingRecord]:
         """Every ladder's finding."""

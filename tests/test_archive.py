@@ -95,6 +95,25 @@ def test_documents_match_the_exported_schema(tmp_path: Path) -> None:
     assert not validator.is_valid(broken)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_record_of_before_tests_had_their_own_verdicts_is_read(tmp_path: Path, asked: bool) -> None:
+    old = {**json.loads(msgspec.json.encode(attempt())), "schema_version": 2}
+    del old["uses"]
+    soak = {"sent": 30, "failed": 0, "seconds": 61.0, "verdict": "FAIL", "sentence": "short"}
+    old |= {"survival": None, "soak": soak if asked else None, "gates": []}
+    path = tmp_path / "attempt.json"
+    path.write_text(json.dumps(old), encoding="utf-8")
+    record = read_attempt(path)
+    assert (record.schema_version, record.verdict, record.message) == (2, Verdict.FAIL, "short")
+    if not asked:
+        assert record.uses == ()
+        return
+    (use,) = record.uses
+    assert (use.test, use.verdict, use.cause, use.message) == (record.test, Verdict.FAIL, CAUSE, "short")
+    assert use.soak is not None
+    assert (use.soak.sent, use.soak.verdict) == (30, Verdict.FAIL)
+
+
 def test_a_folder_is_never_used_by_two_boots(tmp_path: Path) -> None:
     archive = RunArchive(tmp_path, INFO)
     folders = [archive.attempt_folder("t", "max_model_len=1", 1) for _ in range(3)]
@@ -117,7 +136,7 @@ def test_folder_names_are_safe_and_distinct(one: str, other: str) -> None:
         (b"", "is not a record"),
         (b"{", "is not a record"),
         (b"{}", "schema_version"),
-        (b'{"schema_version": 99}', "schema version 99; this release reads up to 2"),
+        (b'{"schema_version": 99}', "schema version 99; this release reads up to 3"),
         (b'{"schema_version": 1, "verdict": "PASS"}', "missing"),
     ],
 )

@@ -23,12 +23,12 @@ from pytest_kvbudget.engine.processes import descendants, start_ticks, title, wa
 from pytest_kvbudget.engine.watch import Outcome
 from pytest_kvbudget.judging import judge_end, with_idle_evidence
 from pytest_kvbudget.ledger.reader import LedgerReader
-from pytest_kvbudget.mock.spec import MockDevice, PhaseSeconds
+from pytest_kvbudget.mock.spec import Faults, MockDevice, PhaseSeconds
 from pytest_kvbudget.pool import EnginePool, PoolError
 from pytest_kvbudget.records import RunInfo
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.shape import Shape
-from pytest_kvbudget.verdict import Provenance, Verdict
+from pytest_kvbudget.verdict import Phase, Provenance, Verdict
 from tests.mock.rehearsing import FORK
 
 GIB = 2**30
@@ -114,7 +114,7 @@ def test_an_engine_killed_under_a_content_body_is_no_pass(pools: Pools, who: str
     assert ticks is not None
     os.kill(victim, signal.SIGKILL)
     assert not wait_until_gone({victim: ticks}, 5)
-    attempt.body_ended(failed=False)
+    attempt.used_by("t").body_ended(failed=False)
     assert verdict(attempt) is Verdict.UNKNOWN
     assert not attempt.serving
 
@@ -124,7 +124,7 @@ def test_an_engine_that_dies_on_a_request_which_the_body_ignores_is_a_failure(po
     attempt = boot(pools(mock=device))
     with pytest.raises(Exception, match="status 500"):
         attempt.client.complete("hi", max_tokens=4)
-    attempt.body_ended(failed=False)
+    attempt.used_by("t").body_ended(failed=False)
     assert attempt.record.verdict is Verdict.FAIL
     assert attempt.record.cause is not None
     assert attempt.record.cause.failure_class == "request_oom"
@@ -165,19 +165,66 @@ def test_a_command_that_is_not_there_says_what_to_turn(pools: Pools) -> None:
     assert [lever.name for lever in record.cause.levers] == ["command"]
 
 
+WRAPPER = f'exec {sys.executable} -m pytest_kvbudget.mock serve "$@" '
+"""A shell's command that hands the shape on, and adds what nobody sees."""
+
+
+@pytest.mark.parametrize(
+    ("added", "asked", "said"),
+    [
+        ("--max-num-seqs 4", {"max_num_seqs": 8}, "runs with max_num_seqs 4, not the 8 that was asked for"),
+        ("--gpu-memory-utilization 0.9", {"gpu_memory_utilization": 0.95}, "gpu_memory_utilization 0.9, not the 0.95"),
+        ("--kv-cache-memory-bytes 200M", {"kv_cache_memory_bytes": 300 * MIB}, f"{200 * MIB}, not the {300 * MIB}"),
+        ("--max-model-len 2048", {}, "serves a window of 2048, not the 4096 that was asked for"),
+        ("--max-model-len 8192", {}, "serves a window of 8192, not the 4096 that was asked for"),
+        ("--max-num-seqs 4 --kv-cache-memory-bytes 999G", {"max_num_seqs": 8}, "max_num_seqs 4, not the 8"),
+    ],
+)
+@pytest.mark.parametrize("windows", [1, None])
+def test_an_engine_that_runs_with_another_value_proves_nothing_of_the_shape(
+    pools: Pools, added: str, asked: dict[str, object], said: str, windows: int | None
+) -> None:
+    pool = pools(command=("sh", "-c", WRAPPER + added, "sh"))
+    attempt = pool.boot(BootRequest(test="t", shape=SHAPE.merged(**asked), windows=windows), reuse=False)
+    assert (verdict(attempt), said in attempt.record.message) == (Verdict.ERROR, True), attempt.record.message
+    cause = attempt.record.cause
+    assert cause is not None
+    assert cause.evidence[0].text
+    assert "command" in cause.levers[0].why
+
+
 def test_a_deadline_is_no_verdict_and_names_its_limit(pools: Pools) -> None:
     silent = (sys.executable, "-c", "import threading; threading.Event().wait(60)")
     pool = pools(command=silent, limits=Limits(boot_seconds=0.3, release_seconds=5))
     record = boot(pool).record
     assert record.verdict is Verdict.UNKNOWN
     assert "limits.boot_seconds" in record.message
+    assert "in starting" in record.message, "nothing was logged yet"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "no end of phase profile within 2 s (limits.phase_default_seconds)"),
+        ({Phase.PROFILE: 1.0}, "no end of phase profile within 1 s (limits.phase_seconds.profile)"),
+    ],
+)
+def test_the_deadline_of_a_phase_names_the_limit_that_applied_and_the_phase(
+    pools: Pools, changes: dict[Phase, float], said: str
+) -> None:
+    limits = Limits(phase_default_seconds=2.0, phase_seconds=changes, release_seconds=5)
+    record = boot(pools(limits=limits, mock=MockDevice(faults=Faults(hang_in="profile")))).record
+    assert record.verdict is Verdict.UNKNOWN
+    assert said in record.message
+    assert record.cause is not None
+    assert record.cause.phase is Phase.PROFILE
 
 
 def test_a_closed_attempt_judges_nothing_more(pools: Pools) -> None:
     pool = pools()
     attempt = boot(pool)
     pool.retire(attempt)
-    attempt.body_ended(failed=True)
+    attempt.used_by("t").body_ended(failed=True)
     assert attempt.record.verdict is Verdict.PASS
 
 

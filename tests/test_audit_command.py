@@ -23,6 +23,7 @@ from pytest_kvbudget import audit, audit_live
 from pytest_kvbudget.audit_live import Engine, ask_peer, from_container, from_process, from_unit
 from pytest_kvbudget.budget.graphs import PER_GRAPH_VARIABLE
 from pytest_kvbudget.cli import main
+from pytest_kvbudget.device import probes
 from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.observed import free_at_init, observed_from, resident_layers
@@ -385,6 +386,65 @@ def test_a_containers_words_come_before_its_units() -> None:
     outside = Engine(environ={"A": "2"}, restarts=0, troubles=("t",))
     both = inside.beside(outside)
     assert (both.environ, both.restarts, both.troubles) == ({"A": "1"}, 0, ("t",))
+
+
+def test_a_shell_is_no_engine(tmp_path: Path) -> None:
+    with subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE) as shell:
+        engine = from_process(shell.pid)
+        status, text = audited("--pid", str(shell.pid), "-")
+        named = from_process(shell.pid, tmp_path)
+        shell.kill()
+    assert (engine.argv, engine.environ) == (None, None)
+    assert "neither it nor a child of it has 'vllm' in its command line" in engine.troubles[0]
+    assert (status, "a child of it has 'vllm'" in text) == (2, True)
+    assert named.argv is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "log", "said"),
+    [
+        (("--source", "/nonexist", "--pid", "1", "-"), PLAN, "--source /nonexist is no folder"),
+        (("--source", "/", "-"), PLAN, "--source needs --pid, --unit or --container"),
+    ],
+)
+def test_what_is_asked_for_in_vain_is_refused(
+    arguments: tuple[str, ...], log: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audited(*arguments, log=log) == (2, "")
+    assert said in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_is_no_clean_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "detect", lambda: "host")
+    status, text = audited("--devices", "0,1", "-")
+    assert status == 2
+    assert text.endswith("not read: no accelerator is known on this host\n")
+
+
+@pytest.mark.parametrize("address", ["not-a-url", "127.0.0.1:8000", "ftp://a", "http://"])
+def test_a_peer_is_an_address(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        audited("--peer", address, "-")
+    assert left.value.code == 2
+    assert f"{address!r} is no address; expected as in http://host:8000" in capsys.readouterr().err
+
+
+def test_where_nothing_was_measured_there_is_no_page_of_it(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.log"
+    empty.touch()
+    status, text = audited(str(empty))
+    assert status == 2
+    assert text.splitlines()[1:] == [
+        f"no line states an expert plan in {empty} (empty); `kvbudget explain` says what the log does state"
+    ]
+    _, gone = audited("--pid", str(_gone()))
+    assert [line.split(":")[0] for line in gone.splitlines()[2:]] == ["not read", "not read"]
+
+
+def _gone() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
 
 
 # -- cards and peers

@@ -68,18 +68,59 @@ def test_reads_pyproject(tmp_path: Path) -> None:
     ("text", "key", "said"),
     [
         ('[target.a]\nbackend = "mock"\nbackends = 1\n', "backends", "did you mean 'backend'?"),
-        ("[target.a]\nbackend = 3\n", "backend", "str"),
-        ("[target.a]\nlauncher = 'process'\n", "[target.a]", "backend"),
+        ("[target.a]\nbackend = 3\n", "backend", "is a number; expected text"),
+        ("[target.a]\nlauncher = 'process'\n", "[target.a] backend", "is missing; expected text"),
         ('[target.a]\nbackend = "mock"\nport = 70000\n', "port", "65535"),
-        ('[target.a]\nbackend = "mock"\n[target.a.shape]\nmax_model_len = "4096"\n', "shape.max_model_len", "int"),
-        ('[target.a]\nbackend = "mock"\n[target.a.shape]\nmax_model_len = 0\n', "shape.max_model_len", ">= 1"),
+        (
+            '[target.a]\nbackend = "mock"\n[target.a.shape]\nmax_model_len = "4096"\n',
+            "shape.max_model_len",
+            "is '4096'; expected a whole number of 1 or more",
+        ),
+        (
+            '[target.a]\nbackend = "mock"\n[target.a.shape]\nmax_model_len = 0\n',
+            "shape.max_model_len",
+            "is 0; expected a whole number of 1 or more",
+        ),
         ('[target.a]\nbackend = "mock"\n[target.a.shape]\nwindow = 1\n', "shape.window", "unknown key"),
-        ('[target.a]\nbackend = "mock"\n[target.a.shape]\ngpu_memory_utilization = 1.2\n', "utilization", "<= 1"),
+        (
+            '[target.a]\nbackend = "mock"\n[target.a.shape]\ngpu_memory_utilization = 1.2\n',
+            "utilization",
+            "is 1.2; expected a number above 0 and at most 1",
+        ),
         ('[target.a]\nbackend = "mock"\nshape.kv_cache_memory_bytes = "3 GB"\n', "shape.kv_cache_memory_bytes", "GiB"),
         ('[target.a]\nbackend = "mock"\n[target.a.mock]\nweights = "3 GB"\n', "mock.weights", "write '3 GiB'"),
         ('[target.a]\nbackend = "mock"\n[target.a.mock]\nweight = 3\n', "mock.weight", "did you mean 'weights'?"),
-        ('[target.a]\nbackend = "mock"\nlimits.phase_seconds.boot = 3\n', "limits.phase_seconds", "boot"),
-        ('[target.a]\nbackend = "mock"\nlimits.boot_seconds = 0\n', "limits.boot_seconds", "> 0"),
+        (
+            '[target.a]\nbackend = "mock"\nlimits.phase_seconds.boot = 3\n',
+            "limits.phase_seconds.boot",
+            "expected one of ",
+        ),
+        (
+            '[target.a]\nbackend = "mock"\nlimits.boot_seconds = 0\n',
+            "limits.boot_seconds",
+            "is 0; expected a number above 0",
+        ),
+        (
+            '[target.a]\nbackend = "mock"\nlimits.phase_seconds.graphcapture = 3\n',
+            "limits.phase_seconds.graphcapture",
+            "did you mean 'graph_capture'? expected one of",
+        ),
+        (
+            '[target.a]\nbackend = "mock"\nmock.faults.hang_in = "profiling"\n',
+            "mock.faults.hang_in",
+            "did you mean 'profile'? expected one of",
+        ),
+        ('[target.a]\nbackend = "mock"\nenv = { HF_TOKEN = 12345 }\n', "env.HF_TOKEN", "is a number; expected text"),
+        ('[target.a]\nbackend = "mock"\ndevices = [0, 1.5]\n', "devices[1]", "is 1.5; expected a whole number or text"),
+        (
+            '[target.a]\nbackend = "mock"\nlimits.trace_hz = 0.5\n',
+            "limits.trace_hz",
+            "a number of 1 or more and at most 100",
+        ),
+        ('[target.a]\nbackend = "mock"\n[tagret.b]\nbackend = "mock"\n', "tagret", "did you mean 'target'?"),
+        ('[target.a]\nbackend = "mock"\nshape = 3\n', "shape", "is 3; expected a table"),
+        ('[target.a]\nbackend = "mock"\nshape.enforce_eager = "no"\n', "shape.enforce_eager", "expected true or false"),
+        ('[target.a]\nbackend = "mock"\ndevices = []\n', "devices", "is empty; expected at least one"),
         ('[target.a]\nbackend = "mock"\nenv_file = "none.env"\n', "env_file", "none.env"),
         ('[target.a]\nbackend = "mock"\ndevices = [0, 0]\n', "devices", "expected each once"),
         ("[targets.a]\n", "targets", "[target.NAME]"),
@@ -98,6 +139,7 @@ def test_wrong_configuration_names_file_key_and_what_was_expected(
     assert str(tmp_path / "kvbudget.toml") in message
     assert key in message
     assert said in message
+    assert "12345" not in message  # a secret that lost its quotes
 
 
 def test_a_wrong_line_of_an_environment_file_is_named(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from pytest_kvbudget import lessons
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.history import History
-from pytest_kvbudget.records import Timings
+from pytest_kvbudget.records import Timings, UseRecord
 from pytest_kvbudget.search.model import Axis, Prior
 from pytest_kvbudget.search.noise import Noise
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import FindingKind, Verdict
-from tests.archives import AXIS, BASE, IDENTITY, Archive, identity
+from tests.archives import AXIS, BASE, IDENTITY, TEST, Archive, identity
 
 OLD, NEW = "20260101T000000Z-aaaaaa", "20260102T000000Z-bbbbbb"
 LIKE = identity(shape="another rung", asked="another question")
@@ -251,7 +251,8 @@ def test_minutes_are_means_without_waits(archive: Archive) -> None:
         timings=Timings(lease_wait_s=1e6, clean_wait_s=1e6, boot_s=100, verdict_s=2, teardown_s=10, release_s=8)
     )
     survival = SurvivalResult(window=1, pool_tokens=1, requests=(request(90.0), request(90.0)))
-    archive.boot(timings=Timings(lease_wait_s=1e6, boot_s=60), survival=survival)
+    use = UseRecord(test=TEST, verdict=Verdict.PASS, message="m", survival=survival)
+    archive.boot(timings=Timings(lease_wait_s=1e6, boot_s=60), uses=(use,))
     archive.boot(timings=Timings(lease_wait_s=1e6, ended_s=30), verdict=Verdict.FAIL, length=8192)
     found = lessons.minutes(History.read(archive.root), LIKE)
     assert found == lessons.Minutes(passing=3.0, failing=0.5, boots=3)

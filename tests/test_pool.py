@@ -200,7 +200,7 @@ def test_a_boot_that_is_called_off_is_ended_and_no_failure(pools: Pools) -> None
     (hangs,) = hanging(pools, pool, "hangs", last_words=OUT_OF_MEMORY)
     stays = pool.finish(pool.start(pools.request("stays")))
 
-    pool.retire(hangs.attempt)
+    pool.call_off(hangs.attempt)
 
     assert OUT_OF_MEMORY in hangs.attempt.log_path.read_text()
     record = on_disk(hangs.attempt)
@@ -249,7 +249,9 @@ def test_closing_the_pool_ends_what_boots_and_frees_the_devices(pools: Pools) ->
     boots = hanging(pools, pool, "one", "two")
     pool.close()
     for boot in boots:
-        assert on_disk(boot.attempt).verdict is Verdict.UNKNOWN
+        record = on_disk(boot.attempt)
+        assert record.verdict is Verdict.UNKNOWN
+        assert record.message == "interrupted: the run ended before this boot had a verdict", "nobody called it off"
         check_gone(boot.attempt)
     assert pool.cancelled == [boot.attempt for boot in boots]
     lease_of(pool, "0", "1", "2", "3").close()
@@ -263,7 +265,7 @@ def test_a_boot_that_is_called_off_before_its_device_is_clean_starts_nothing(
     pool = pools.make(cards=(0,))
     waits = pool.start(pools.request("waits"))
 
-    pool.retire(waits.attempt)
+    pool.call_off(waits.attempt)
 
     record = on_disk(waits.attempt)
     assert (record.verdict, record.message) == (

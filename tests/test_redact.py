@@ -75,6 +75,10 @@ def test_reprs_and_descriptions_show_no_secret() -> None:
             "non-default args: {'api_key': ['<removed>'], 'port': 1}",
         ),
         ("HF_TOKEN=abc vllm serve", "HF_TOKEN=<removed> vllm serve"),
+        ("unrecognized arguments: --api-key 12", "unrecognized arguments: --api-key <removed>"),
+        ("{'hf_token': 'abc', 'num_token': 12}", "{'hf_token': '<removed>', 'num_token': 12}"),
+        ("KV cache bytes per token: 7701", "KV cache bytes per token: 7701"),
+        ("kv_b_per_token=7701.5 key: value", "kv_b_per_token=7701.5 key: value"),
         ("--max-num-batched-tokens 2048, 401,408 tokens", "--max-num-batched-tokens 2048, 401,408 tokens"),
         ("KeyError: 'model.layers.0'", "KeyError: 'model.layers.0'"),
     ],
@@ -98,6 +102,23 @@ def test_scrubbing_does_not_depend_on_chunks(cuts: list[int], words: list[str]) 
     assert found == whole.feed(data) + whole.flush()
     assert b"hunter22" not in found
     assert found.count(b"\n") == data.count(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b"error: unrecognized arguments: --api-key abc\n", b"error: unrecognized arguments: --api-key <removed>\n"),
+        (b"--api_key=abc --port 1", b"--api_key=<removed> --port 1"),
+        (b"{'api_key': ['abc'], 'x': 'abc'}\n", b"{'api_key': ['<removed>'], 'x': 'abc'}\n"),
+        (b"API_KEY=abc\nabc\n", b"API_KEY=<removed>\nabc\n"),
+        (b"--api-key abcd keyabc abc", b"--api-key abcd keyabc abc"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_short_secret_goes_where_its_name_stands_before_it(text: bytes, shown: bytes, size: int) -> None:
+    scrubber = Scrubber(["abc"])
+    fed = b"".join(scrubber.feed(text[at : at + size]) for at in range(0, len(text), size))
+    assert fed + scrubber.flush() == shown
 
 
 def test_the_values_that_are_removed_are_known() -> None:

@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.shape import Shape, ShapeError
 
 
 def test_equal_shapes_have_equal_keys_in_every_process() -> None:
@@ -59,6 +59,17 @@ def test_merging_keeps_the_rest_and_joins_environments() -> None:
 def test_impossible_values_are_refused_by_name(change: dict[str, object], said: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=said):
         Shape().merged(**change)
+
+
+def test_a_misspelt_field_is_met_with_the_right_one() -> None:
+    with pytest.raises(ShapeError, match="max_modle_len: unknown key; did you mean 'max_model_len'"):
+        Shape().merged(max_modle_len=4096)
+
+
+def test_sizes_may_be_text_as_in_marks() -> None:
+    assert Shape().merged(kv_cache_memory_bytes="50 MiB", max_model_len=4096).kv_cache_memory_bytes == 52_428_800
+    with pytest.raises(ShapeError, match="has no unit"):
+        Shape().merged(kv_cache_memory_bytes="50")
 
 
 def test_describes_only_what_was_asked_for() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -50,8 +50,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     free: FreeAtInit | None = None
     resident_floor_slots: int | None = None
     # vLLM
-    activation_bytes: int = 0
-    graph_bytes: int = 0
+    activation_bytes: int | None = None
+    graph_bytes: int | None = None
     model_config: Mapping[str, Any] | None = None
     block_tokens: int = 16
 
@@ -97,10 +97,30 @@ def answer(ask: Ask) -> Answer:
     return {"neuron": _neuron, "rdna4": _rdna4, "vllm": _vllm}[ask.policy](ask)
 
 
-def _need(value: int | None, flag: str, what: str) -> int:
-    if value is None:
-        raise BudgetInputError(f"{flag} is not given: {what}")
-    return value
+class _Wanted:
+    """What a law needs: all that is missing is named at once, before anything is worked out."""
+
+    def __init__(self) -> None:
+        self._missing: list[str] = []
+
+    def take(self, value: int | None, flag: str, why: str) -> int:
+        """The value; where it is missing a placeholder that `check` lets nobody see."""
+        if value is None:
+            self.miss(flag, why)
+        return value or 0
+
+    def miss(self, flag: str, why: str) -> None:
+        """Note that something is missing."""
+        self._missing.append(f"{flag} is not given{why}")
+
+    def check(self) -> None:
+        """End here where something is missing.
+
+        Raises:
+            BudgetInputError: naming everything that is missing.
+        """
+        if self._missing:
+            raise BudgetInputError("; ".join(self._missing))
 
 
 def _neuron(ask: Ask) -> Answer:
@@ -117,7 +137,7 @@ def _neuron(ask: Ask) -> Answer:
         weights_bytes=ask.weights_bytes,
         weights_provenance=Provenance.CONFIGURED,
         stack_bytes=ask.stack_bytes,
-        platform=budgets.platform,
+        platform=budgets.platform or None,
     )
     shape = ask.shape.merged(reserved_headroom=headroom_bytes)
     refusals = gate.refusals("neuron", shape, known, environ=environ, variant=variant)
@@ -150,7 +170,7 @@ class _NeuronBudgets:
     def __init__(self, ask: Ask, knobs: neuron_env.Knobs, variant: neuron.Variant) -> None:
         self.ask, self.knobs, self.variant = ask, knobs, variant
         self.on_host = ask.host_available_bytes is not None
-        self.platform = ask.platform or knobs.platform
+        self.platform = ask.platform or knobs.platform or ""
         self.lnc = 0
         if self.on_host:
             return
@@ -158,12 +178,14 @@ class _NeuronBudgets:
             raise BudgetInputError(
                 f"--host-available is not given, and {neuron_env.CPU_MODE_VARIABLE} plans host memory"
             )
-        if self.platform is None:
-            raise BudgetInputError(f"--platform is not given, nor {neuron_env.PLATFORM_VARIABLE}: it sizes the HBM")
+        wanted = _Wanted()
+        if not self.platform:
+            wanted.miss("--platform", f", nor {neuron_env.PLATFORM_VARIABLE}: it sizes the HBM")
+        self.weights_bytes = wanted.take(ask.weights_bytes, "--weights", ": parameters and buffers of one logical core")
+        wanted.check()
         self.lnc = ask.shape.lnc or knobs.lnc or neuron.default_lnc(self.platform)
         self.cores = neuron.logical_cores_per_stack(self.platform, self.lnc)
         self.table_bytes = neuron.hbm_stack_bytes(self.platform)
-        self.weights_bytes = _need(ask.weights_bytes, "--weights", "parameters and buffers of one logical core")
 
     def at(
         self, utilization: float | None, headroom_bytes: int | None, *, stack_bytes: int | None = None
@@ -240,19 +262,21 @@ def _blocks(
 
 def _rdna4(ask: Ask) -> Answer:
     total_bytes = rdna4.R9700_TOTAL_BYTES if ask.total_bytes is None else ask.total_bytes
-    utilization = ask.shape.gpu_memory_utilization
-    if utilization is None:
-        raise BudgetInputError("--utilization is not given: read it from the deploy, its default differs by release")
+    wanted, utilization = _Wanted(), ask.shape.gpu_memory_utilization or 0.0
+    if ask.shape.gpu_memory_utilization is None:
+        wanted.miss("--utilization", ": read it from the deploy, its default differs by release")
     environ = {**ask.environ, **ask.shape.env}
     charge = charge_from(environ) if ask.charge is None else ask.charge
     if ask.graphs is None and charge.estimate_mib is None:
-        raise BudgetInputError("--graphs is not given: the charge is base and per graph, and needs their number")
+        wanted.miss("--graphs", ": the charge is base and per graph, and needs their number")
     reserve_bytes = ask.kv_reserve_bytes
     if reserve_bytes is None and not ask.weights_hold_reserve:
-        window = _need(ask.shape.max_model_len, "--max-model-len", "the KV reserve is priced for one window")
+        why = ": the KV reserve is priced for one window"
+        window = wanted.take(ask.shape.max_model_len, "--max-model-len", why)
         reserve_bytes = ask.price.reserve_bytes(window, ask.shape.max_num_seqs or 1)
+    weights_bytes = wanted.take(ask.weights_bytes, "--weights", ": non-expert weights of one rank")
+    wanted.check()
     graph_bytes = charge.charged_bytes(ask.graphs or 0)
-    weights_bytes = _need(ask.weights_bytes, "--weights", "non-expert weights of one rank")
     arena = rdna4.arena_plan(
         total_bytes=total_bytes,
         utilization=utilization,
@@ -301,27 +325,50 @@ def _rdna4(ask: Ask) -> Answer:
     )
 
 
+_GIVEN_BY: Final = {"peak activation": "--activation", "CUDA graphs": "--graph-estimate"}
+
+
+def _vllm_graphs(ask: Ask) -> int | None:
+    """What graphs take beside the peak: nothing without graphs, and where the printed peak has them in it."""
+    if ask.graph_bytes is None and (
+        ask.shape.enforce_eager
+        or (ask.activation_bytes is not None and ask.release is not None and vllm.peak_has_graphs(ask.release))
+    ):
+        return 0
+    return ask.graph_bytes
+
+
 def _vllm(ask: Ask) -> Answer:
     shape, notes = ask.shape, []
     utilization = shape.gpu_memory_utilization
     if utilization is None and ask.release is not None:
         utilization = vllm.default_utilization(ask.release)
         notes.append(f"utilization {utilization}: the default of vLLM {ask.release}")
-    if utilization is None and shape.kv_cache_memory_bytes is None:
-        raise BudgetInputError("--utilization is not given, and its default is 0.9 or 0.92 by release; give --release")
-    pinned = shape.kv_cache_memory_bytes is not None
+    wanted, pinned = _Wanted(), shape.kv_cache_memory_bytes is not None
+    if utilization is None and not pinned:
+        wanted.miss("--utilization", ", and its default is 0.9 or 0.92 by release; give --release")
+    total_bytes = 0 if pinned else wanted.take(ask.total_bytes, "--total", ": the device's memory")
+    weights_bytes = 0 if pinned else wanted.take(ask.weights_bytes, "--weights", ": weights and non-torch of one rank")
+    window = 0
+    if ask.model_config is not None:
+        why = ": the KV need is priced for one window"
+        window = wanted.take(shape.max_model_len, "--max-model-len", why)
+    wanted.check()
     plan = vllm.kv_plan(
-        total_bytes=0 if pinned else _need(ask.total_bytes, "--total", "the device's memory"),
+        total_bytes=total_bytes,
         utilization=1.0 if utilization is None else utilization,
-        consumed_bytes=0 if pinned else _need(ask.weights_bytes, "--weights", "weights and non-torch of one rank"),
+        consumed_bytes=weights_bytes,
         peak_activation_bytes=ask.activation_bytes,
-        graph_bytes=ask.graph_bytes,
+        graph_bytes=_vllm_graphs(ask),
         kv_cache_memory_bytes=shape.kv_cache_memory_bytes,
         provenance=ask.weights_provenance,
     )
     figures: dict[str, Any] = {"available_bytes": max(0, plan.left_bytes), "utilization": utilization}
+    if plan.unknown:
+        figures["upper_bound"] = True
+        given = ", ".join(f"{name} ({_GIVEN_BY[name]})" for name in plan.unknown)
+        notes.append(f"not given, and so not taken off: {given}; what is left is at most this")
     if ask.model_config is not None:
-        window = _need(shape.max_model_len, "--max-model-len", "the KV need is priced for one window")
         need = kv_need(
             ask.model_config,
             max_model_len=window,
@@ -333,8 +380,9 @@ def _vllm(ask: Ask) -> Answer:
         blocks = max(0, plan.left_bytes) // (need.page_bytes * need.layers_per_group)
         times = vllm.concurrency(blocks, need.blocks_per_request)
         figures.update(need_bytes=need.need_bytes, max_concurrency=times, kv_tokens=vllm.printed_tokens(times, window))
-        verb = "fits" if need.need_bytes <= plan.left_bytes else "does not fit"
-        notes.append(f"one window of {window:,} tokens needs {need.need_bytes:,} bytes and {verb}: {times:.2f}x")
+        most = "at most " if plan.unknown else ""
+        verb = "does not fit" if need.need_bytes > plan.left_bytes else "may fit" if plan.unknown else "fits"
+        notes.append(f"one window of {window:,} tokens needs {need.need_bytes:,} bytes and {verb}: {most}{times:.2f}x")
     known = gate.Known(total_bytes=ask.total_bytes, free=ask.free)
     return Answer(
         plan=plan,

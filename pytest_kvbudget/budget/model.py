@@ -73,10 +73,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the rest is used for: ``"KV cache"``, ``"expert cache"``."""
     terms: tuple[Term, ...]
     warnings: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Terms that take something and of which nobody said how much: what is left is at most the sum of the others."""
 
     @property
     def left_bytes(self) -> int:
-        """Sum of the terms; negative when they do not fit."""
+        """Sum of the terms; negative when they do not fit. With unknown terms it is an upper bound."""
         return sum(term.signed_bytes for term in self.terms)
 
     @property
@@ -89,8 +91,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """What is left, in one line for people."""
         left_bytes = self.left_bytes
         if left_bytes < 0:
-            return f"does not fit by {format_size(-left_bytes)}"
-        return f"{format_size(left_bytes)} left for the {self.result}"
+            return f"does not fit by {'at least ' if self.unknown else ''}{format_size(-left_bytes)}"
+        return f"{'at most ' if self.unknown else ''}{format_size(left_bytes)} left for the {self.result}"
 
     def term(self, name: str) -> Term:
         """The term of that name.

@@ -9,12 +9,13 @@ from pytest_kvbudget.units import GIB, format_gib
 
 def plan_lines(plan: Plan) -> list[str]:
     """The table of a plan: signed GiB, what moves each term, the sum."""
-    width = max(len(term.name) for term in plan.terms)
+    width = max(len(name) for name in (*(term.name for term in plan.terms), *plan.unknown))
     lines = []
     for term in plan.terms:
         sign = "+" if term.signed_bytes >= 0 and term.role == "gives" else "-"
         size = f"{sign}{abs(term.signed_bytes) / GIB:9.2f} GiB"
         lines.append(f"  {term.name:<{width}}  {size}  {term.provenance:<10} {term.reach}: {term.how}")
+    lines += [f"  {name:<{width}}  {'not given':>14}" for name in plan.unknown]
     lines.append(f"  {'left':<{width}}  {plan.left_bytes / GIB:10.2f} GiB  {plan.sentence}")
     return lines
 

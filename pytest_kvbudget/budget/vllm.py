@@ -52,8 +52,8 @@ def kv_plan(
     total_bytes: int,
     utilization: float,
     consumed_bytes: int,
-    peak_activation_bytes: int,
-    graph_bytes: int = 0,
+    peak_activation_bytes: int | None,
+    graph_bytes: int | None = 0,
     kv_cache_memory_bytes: int | None = None,
     provenance: Provenance = Provenance.MEASURED,
 ) -> Plan:
@@ -64,7 +64,8 @@ def kv_plan(
         utilization: in (0, 1].
         consumed_bytes: weights and non-torch memory.
         peak_activation_bytes: from 0.27 on it already contains the applied graph estimate; then ``graph_bytes`` is 0.
-        graph_bytes: graph estimate that the engine applies.
+            ``None``: not known, so that the plan is an upper bound.
+        graph_bytes: graph estimate that the engine applies; ``None`` as before.
         kv_cache_memory_bytes: a pinned pool; it replaces utilization and profiling altogether.
         provenance: of the consumed and peak figures.
 
@@ -80,6 +81,10 @@ def kv_plan(
         warning = "a pinned pool ignores utilization and skips profiling: whether it fits shows at allocation"
         return Plan(policy="vllm", variant="pinned", result="KV cache", terms=(pinned,), warnings=(warning,))
     activation_how, graphs_how = "--max-num-batched-tokens, --max-num-seqs", "--enforce-eager, capture sizes"
+    steps = (
+        ("peak activation", peak_activation_bytes, activation_how),
+        ("CUDA graphs", graph_bytes, graphs_how),
+    )
     terms = (
         gives(
             "requested", requested_bytes(total_bytes, utilization), Reach.FLAG, "--gpu-memory-utilization", law=SOURCE
@@ -92,10 +97,14 @@ def kv_plan(
             law=SOURCE,
             provenance=provenance,
         ),
-        takes("peak activation", peak_activation_bytes, Reach.FLAG, activation_how, law=SOURCE, provenance=provenance),
-        takes("CUDA graphs", graph_bytes, Reach.FLAG, graphs_how, law=SOURCE, provenance=provenance),
+        *(
+            takes(name, size_bytes, Reach.FLAG, how, law=SOURCE, provenance=provenance)
+            for name, size_bytes, how in steps
+            if size_bytes is not None
+        ),
     )
-    return Plan(policy="vllm", variant="profiled", result="KV cache", terms=terms)
+    unknown = tuple(name for name, size_bytes, _ in steps if size_bytes is None)
+    return Plan(policy="vllm", variant="profiled", result="KV cache", terms=terms, unknown=unknown)
 
 
 class Suggestions(msgspec.Struct, frozen=True):

@@ -107,4 +107,9 @@ def _sentence(gate: str, limit: int, heaviest: WindowMemory | None, measured: in
         MAX_USED: f"used {format_size(measured)} at the worst moment, {heaviest.peak_at_s:.1f} s in",
         MAX_GROWTH: f"grew by {format_size(measured)}",
     }[gate]
-    return f"{gate}: rank {heaviest.rank} (device {heaviest.device}) {had}; {asked} was asked for{blind}"
+    # what is used most and what is free least make up the device
+    size = heaviest.least_free_bytes + heaviest.peak_used_bytes
+    never = ""
+    if gate == MIN_FREE and limit > size:
+        never = f", and can never be: the device has {format_size(size)} in all"
+    return f"{gate}: rank {heaviest.rank} (device {heaviest.device}) {had}; {asked} was asked for{never}{blind}"

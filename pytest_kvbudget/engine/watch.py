@@ -20,7 +20,7 @@ from pytest_kvbudget.engine.processes import alive, start_ticks, title
 from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.records import PhaseTiming
 from pytest_kvbudget.redact import Scrubber
-from pytest_kvbudget.verdict import Phase
+from pytest_kvbudget.verdict import STARTING, Phase
 
 TICK_S: Final = 0.025
 """Longest pause between two looks at log and health. Death does not wait for it: the keeper's event wakes the watch."""
@@ -35,6 +35,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """`time.monotonic` of the event itself, as the keeper or the health probe saw it."""
     status: int | None = None
     message: str = ""
+    phase: Phase | None = None
+    """Which one had no end, of an engine that is late."""
 
 
 class LogTail:
@@ -82,7 +84,9 @@ class Watch:
         critical: str,
         kernel: KernelLog,
         scrubber: Scrubber | None = None,
+        launched: float | None = None,
     ) -> None:
+        """``launched``: when it was started, on the monotonic clock; now where nobody says."""
         self._process = process
         self._reader = reader
         self._tail = LogTail(process.log_path, reader, scrubber or Scrubber(()))
@@ -92,7 +96,7 @@ class Watch:
         self._kernel = kernel
         self._owns_port = owns_port
         self._tick = tick
-        self.launched = time.monotonic()
+        self.launched = time.monotonic() if launched is None else launched
         self._phase_since = self.launched
         self._critical = re.compile(critical)
         self._core: dict[int, int] = {}
@@ -202,11 +206,16 @@ class Watch:
     def _late(self) -> Outcome | None:
         now = time.monotonic()
         phase = self._reader.phase
-        in_phase_s = self._limits.phase_seconds.get(phase, self._limits.phase_default_seconds)
+        own_s = self._limits.phase_seconds.get(phase)
+        in_phase_s = self._limits.phase_default_seconds if own_s is None else own_s
         if now - self._phase_since > in_phase_s:
-            said = f"no end of phase {phase} within {in_phase_s:g} s (limits.phase_seconds)"
+            limit = "limits.phase_default_seconds" if own_s is None else f"limits.phase_seconds.{phase}"
+            what = STARTING if phase is Phase.UNKNOWN else f"phase {phase}"
+            said = f"no end of {what} within {in_phase_s:g} s ({limit})"
         elif now - self.launched > self._limits.boot_seconds:
-            said = f"not ready within {self._limits.boot_seconds:g} s (limits.boot_seconds), in {phase}"
+            where = STARTING if phase is Phase.UNKNOWN else str(phase)
+            said = f"not ready within {self._limits.boot_seconds:g} s (limits.boot_seconds), in {where}"
         else:
             return None
-        return Outcome(kind="late", at=now, message=f"{said}; last line: {self._reader.last_line[-200:]!r}")
+        last = f"{said}; last line: {self._reader.last_line[-200:]!r}"
+        return Outcome(kind="late", at=now, phase=phase, message=last)

@@ -43,7 +43,16 @@ _OF_A_REQUEST: Final = re.compile(r"\bserving\w*\.py:")
 _VLLM_PROCESS: Final = re.compile(r"(?:VllmWorker|Worker_(?:TP|PP|DP|EP)|EngineCore|APIServer|DPSupervisor)")
 _VLLM_RECORD: Final = re.compile(r"[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\]")
 _OF_A_DEVICE: Final = frozenset(
-    ["oom", "kernel_fault", "devices_busy", "device_fault", "device_missing", "device_stats_unusable", "compile_failed", "model_not_found"]
+    {
+        "oom",
+        "kernel_fault",
+        "devices_busy",
+        "device_fault",
+        "device_missing",
+        "device_stats_unusable",
+        "compile_failed",
+        "model_not_found",
+    }
 )
 """Failures that need no engine's name to be told, where a Python exception is of them."""
 
@@ -143,6 +152,10 @@ class BootState:
     def waits_for_more(self) -> bool:
         """A wrapped sentence is open: the next lines are needed whatever they contain."""
         return self._open.any
+
+    def wait_no_longer(self) -> None:
+        """The rest of a wrapped sentence will not come."""
+        self._open = OpenSentences()
 
     def take(self, line: int, text: Text, kind: Kind, *, partial: bool = False) -> list[Milestone]:
         """Read one line; returns the milestones that it shows for the first time.

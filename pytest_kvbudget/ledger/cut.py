@@ -62,10 +62,10 @@ class Cutter:
         self._own: set[int] = set()
         self._engine_started = False
 
-    def another_engine(self, text: Text, kind: Kind) -> bool:
-        """Whether a line of another service shows an engine beside this one, and no rank or part of it."""
+    def shows_engine(self, text: Text, kind: Kind) -> bool:
+        """Whether a line of another service shows an engine beside this one, and not a further part of it."""
         if text.process is not None and _single(text.process):
-            return text.process in self._pids
+            return text.process in self._pids or not self._pids
         return kind.starts and _banner(text.text) is not _Banner.NONE
 
     def begins_boot(self, state: BootState, text: Text, kind: Kind) -> bool:

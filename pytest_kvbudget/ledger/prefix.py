@@ -195,9 +195,7 @@ def _inner(text: str) -> tuple[int, Span | None]:
     return start if match is None else match.end(), service
 
 
-def _peel(
-    text: str, layout: _Layout, process: str | None, pid: int | None, header: str, service: str | None
-) -> Text:
+def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, header: str, service: str | None) -> Text:
     if layout.process is not None and layout.pid is not None:
         process, pid = text[slice(*layout.process)], int(text[slice(*layout.pid)])
         if layout.ip is not None:

@@ -7,21 +7,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from pytest_kvbudget.ledger.assemble import assemble
 from pytest_kvbudget.ledger.boot import BootState
-from pytest_kvbudget.ledger.cut import Cutter
 from pytest_kvbudget.ledger.grammar import TABLES
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Row
 from pytest_kvbudget.ledger.lines import LONGEST_PIECE, LineSplitter, after_first_end, after_last_end, capped
 from pytest_kvbudget.ledger.matching import concerns
 from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import clean
-from pytest_kvbudget.ledger.quiet import Quiet
 from pytest_kvbudget.ledger.scan import Kind, Scanner, Survey, split_pieces
+from pytest_kvbudget.ledger.services import Boots
 from pytest_kvbudget.verdict import Phase
 
-MOST_BOOTS = 1000
-"""Earlier boots of a stream that are kept."""
 LONGEST_LAST_LINE = 400
 """Characters kept of the last line."""
 
@@ -76,7 +72,8 @@ class _Numbers:
 class LedgerReader:
     """Reads a log while it is written. Memory does not grow with the log, and chunking never changes the result.
 
-    A stream may hold several boots (a crash loop in a journal): `ledger` is the last one, `boots` are all.
+    A stream may hold several boots (a crash loop in a journal, services that log together): `ledger` is the one that
+    began last, `boots` are all.
     """
 
     def __init__(self, family: str | None = None, *, simulated: bool = False, patterns: Sequence[Row] = ()) -> None:
@@ -94,14 +91,7 @@ class LedgerReader:
         self._family = family
         self._simulated = simulated
         self._splitter = LineSplitter()
-        self._cutter = Cutter()
-        self._state = self._new_state()
-        self._quiet = Quiet(self._state)
-        self._earlier: list[BootLedger] = []
-        self.forgotten: int = 0
-        """Boots at the beginning of the stream that are not kept: beyond `MOST_BOOTS`, the oldest go."""
-        self._starts = [1]
-        self._times: list[int | None] = [None]
+        self._boots = Boots(self._new_state)
         self._last_piece = b""
         self._closed = False
 
@@ -130,11 +120,15 @@ class LedgerReader:
             self._piece(line, piece, found)
 
     def end_line(self) -> None:
-        """The source ends here, perhaps within a line: what it says so far counts, a figure at its end does not."""
+        """The source ends here, perhaps within a line: what it says so far counts, a figure at its end does not.
+
+        Another source may follow: a file of another rank, whose lines a log shipper gave to another service.
+        """
         rest = self._splitter.rest()
         if rest is not None:
             self._piece(*rest, [], partial=True)
             self.feed(b"\n")
+        self._boots.source_ends(self._splitter.line)
 
     def close(self) -> None:
         """The stream is complete; a last line that has no end counts as in `end_line`."""
@@ -144,11 +138,16 @@ class LedgerReader:
 
     def ledger(self) -> BootLedger:
         """What the last boot of the stream said so far."""
-        return assemble(self._state, self._splitter.lines - self._starts[-1] + 1)
+        return self._boots.ledger(self._boots.listed[-1], self.lines)
 
     def boots(self) -> tuple[BootLedger, ...]:
         """The boots of the stream, oldest first, less the `forgotten` ones; the last one is `ledger`."""
-        return (*self._earlier, self.ledger())
+        return tuple(self._boots.ledger(boot, self.lines) for boot in self._boots.listed)
+
+    @property
+    def forgotten(self) -> int:
+        """Boots at the beginning of the stream that are not kept."""
+        return self._boots.forgotten
 
     @property
     def lines(self) -> int:
@@ -158,17 +157,23 @@ class LedgerReader:
     @property
     def starts(self) -> tuple[int, ...]:
         """The first line of every boot in `boots`."""
-        return tuple(self._starts)
+        return tuple(boot.start for boot in self._boots.listed)
 
     @property
     def times(self) -> tuple[int | None, ...]:
         """When every boot in `boots` began, in seconds of the day, where its lines say so."""
-        return tuple(self._times)
+        return tuple(boot.time for boot in self._boots.listed)
+
+    @property
+    def services(self) -> tuple[str | None, ...]:
+        """Who logged every boot in `boots`; ``None`` where all boots are of one service."""
+        names = tuple(boot.service for boot in self._boots.listed)
+        return names if len(set(names)) > 1 else (None,) * len(names)
 
     @property
     def phase(self) -> Phase:
         """What is going on now, in the last boot of the stream."""
-        return self._state.now
+        return self._boots.phase
 
     @property
     def last_line(self) -> str:
@@ -182,18 +187,26 @@ class LedgerReader:
         """Read a block that begins with a piece and ends with one; most of its pieces are not even looked at."""
         whole = block.replace(b"\r\n", b"\n") if b"\r\n" in block[:SHORT_BYTES] else block
         survey = self._scanner.survey(whole)
-        waiting, loud = self._state.waits_for_more, self._quiet.loud(survey, whole)
+        waiting, loud = self._boots.waits_for_more, self._loud(survey, whole)
         if loud or waiting:
             self._pieces(whole, survey, loud, found)
         lines = whole.count(b"\n") if survey.redrawn else len(survey.keys)
         self._splitter.skip(lines, within=block[-1:] == b"\r")
         self._remember_last(block)
 
+    def _loud(self, survey: Survey, block: bytes) -> Mapping[bytes, Kind]:
+        """Keys of the pieces that have to be looked at for one service or another."""
+        first, *others = [quiet.loud(survey, block) for quiet in self._boots.quiets]
+        return {key: kind for loud in (first, *others) for key, kind in loud.items()} if others else first
+
+    def _known(self, piece: bytes, kind: Kind) -> bool:
+        return all([quiet.known(piece, kind) for quiet in self._boots.quiets])
+
     def _pieces(self, block: bytes, survey: Survey, loud: Mapping[bytes, Kind], found: list[Milestone]) -> None:
         pieces = survey.pieces if survey.pieces is not None else split_pieces(block)
         numbers = _Numbers(self._splitter.line, block)
-        picked, quiet = survey.picked, self._quiet
-        waiting, done, count = self._state.waits_for_more, 0, len(pieces)
+        picked, quiets = survey.picked, self._boots.quiets
+        waiting, done, count = self._boots.waits_for_more, 0, len(pieces)
         while done < count:
             while waiting and done < count:
                 piece = pieces[done]
@@ -202,10 +215,11 @@ class LedgerReader:
             for index in survey.indices(loud, done):
                 done = index + 1
                 piece, kind = pieces[index], loud[survey.keys[index]]
-                if (kind.quotes and self._scanner.quotes(piece)) or self._quiet.known(piece, kind):
+                if (kind.quotes and self._scanner.quotes(piece)) or self._known(piece, kind):
                     continue
                 waiting = self._next(numbers.of(index), piece, kind, found)
-                if waiting or (loud is not picked and not (self._quiet is quiet and quiet.stays())):
+                stays = loud is picked or (self._boots.quiets == quiets and all(quiet.stays() for quiet in quiets))
+                if waiting or not stays:
                     loud = picked
                     break
             else:
@@ -217,7 +231,7 @@ class LedgerReader:
             self._piece(line, capped(piece), found)
         elif piece and not piece.isspace():
             self._take(line, piece, kind, found, partial=False)
-        return self._state.waits_for_more
+        return self._boots.waits_for_more
 
     def _remember_last(self, block: bytes) -> None:
         end = len(block)
@@ -235,28 +249,20 @@ class LedgerReader:
             return
         self._last_piece = piece
         kind = self._scanner.kind(piece)
-        if not self._state.waits_for_more:
+        if not self._boots.waits_for_more:
             if not kind.rows and not kind.trace:
                 return
-            if self._quiet.known(piece, kind):
+            if self._known(piece, kind):
                 return
         self._take(line, piece, kind, found, partial=partial)
 
     def _take(self, line: int, piece: bytes, kind: Kind, found: list[Milestone], *, partial: bool) -> None:
         for text in clean(piece):
-            if not (self._state.waits_for_more or concerns(text.text, kind)):
+            if not (self._boots.waits_for_more or concerns(text.text, kind)):
                 continue
-            if self._cutter.begins_boot(self._state, text, kind):
-                self._earlier.append(assemble(self._state, line - self._starts[-1]))
-                self._starts.append(line)
-                self._times.append(None)
-                if len(self._earlier) > MOST_BOOTS:
-                    self.forgotten += 1
-                    del self._earlier[0], self._starts[0], self._times[0]
-                self._state = self._new_state()
-                self._quiet = Quiet(self._state)
-            if self._times[-1] is None:
-                self._times[-1] = _time_of_day(piece)
-            if not self._cutter.retired(text):
-                found += self._state.take(line, text, kind, partial=partial)
-                self._quiet.remember(piece, kind)
+            service = self._boots.of(line, text, kind)
+            if service.boot.time is None:
+                service.boot.time = _time_of_day(piece)
+            if not service.cutter.retired(text):
+                found += service.state.take(line, text, kind, partial=partial)
+                service.quiet.remember(piece, kind)

@@ -75,7 +75,7 @@ class Api:
         elif route == ("GET", "/v1/models"):
             self._json(connection, request, 200, {"object": "list", "data": [self._model()]})
         elif route == ("GET", "/metrics"):
-            text = self._metrics().encode()
+            text = self._metrics().encode("utf-8", "surrogateescape")
             self._answer(connection, request, 200, text, "text/plain; version=0.0.4; charset=utf-8")
         elif request.method == "POST" and request.path in COMPLETIONS:
             try:

@@ -154,7 +154,7 @@ def _read(name: str, kind: Any, text: str) -> Any:  # noqa: ANN401 - one type pe
 
 def refuse(error: UsageError) -> NoReturn:
     """End as argparse does."""
-    os.write(2, f"{USAGE}\nvllm: error: {error}\n".encode())
+    os.write(2, f"{USAGE}\nvllm: error: {error}\n".encode("utf-8", "surrogateescape"))
     os._exit(2)
 
 

@@ -49,7 +49,7 @@ class DriverError(RuntimeError):
 
 def socket_name(sysfs: str | Path) -> str:
     """Abstract socket of the driver of a tree. Only one process can hold it, so it is the lock as well."""
-    digest = hashlib.sha256(os.path.realpath(sysfs).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(sysfs))).hexdigest()[:24]
     return f"\0kvbudget-mock-{os.getuid()}-{digest}"
 
 

@@ -21,13 +21,13 @@ def set_title(title: str) -> None:
     The command line is overwritten in place through ``/proc/self/mem``; where a kernel forbids that, only ``comm``
     shows it.
     """
-    Path("/proc/self/comm").write_bytes(title.encode()[:15])
+    Path("/proc/self/comm").write_bytes(title.encode("utf-8", "surrogateescape")[:15])
     fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     # fields 48 and 49 of proc(5); the text after the name begins with field 3
     start, end = int(fields[45]), int(fields[46])
     with contextlib.suppress(OSError), Path("/proc/self/mem").open("r+b", buffering=0) as memory:
         memory.seek(start)
-        memory.write(title.encode()[: end - start - 1].ljust(end - start, b"\0"))
+        memory.write(title.encode("utf-8", "surrogateescape")[: end - start - 1].ljust(end - start, b"\0"))
 
 
 class Log:
@@ -67,7 +67,7 @@ class Log:
 
 def raw(text: str | bytes) -> None:
     """Print as it is, without a prefix."""
-    data = text.encode() if isinstance(text, str) else text
+    data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     while data:
         try:
             data = data[os.write(1, data) :]

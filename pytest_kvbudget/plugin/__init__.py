@@ -60,7 +60,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add = group.addoption
     add("--kvbudget-target", metavar="NAME", help="target of the configuration to boot on")
-    add("--kvbudget-archive", metavar="DIR", help="folder for records and logs (default: kvbudget-archive)")
+    add(
+        "--kvbudget-archive",
+        metavar="DIR",
+        help="folder for records and logs (default: kvbudget-archive in the rootdir)",
+    )
     add("--kvbudget-config", metavar="FILE", help="kvbudget.toml or pyproject.toml (default: nearest to the tests)")
     add("--kvbudget-strategy", metavar="NAME", help="how ladders choose rungs: predict (default), bisect, step")
     add(
@@ -211,30 +215,35 @@ def kv_serve(_kvbudget: KvSession) -> Serve:
 @pytest.fixture
 def kv_shape(request: pytest.FixtureRequest, _kvbudget: KvSession) -> Shape:
     """What this test asks of its engine: the target's shape, changed by ``kv_shape`` marks and by the rung."""
+    __tracebackhide__ = True
     return _kvbudget.shape_of(request.node)
 
 
 @pytest.fixture
 def kv_engine(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvEngine:
     """A running engine at the test's shape."""
+    __tracebackhide__ = True
     return _kvbudget.engine(request)
 
 
 @pytest.fixture
 def kv_ledger(request: pytest.FixtureRequest, _kvbudget: KvSession) -> BootLedger:
     """What the boot of the test's engine said about memory."""
+    __tracebackhide__ = True
     return _kvbudget.engine(request).ledger
 
 
 @pytest.fixture
 def kv_rung(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvRung:
     """The rung of a ladder that this run of the body is about; its engine is up."""
+    __tracebackhide__ = True
     return _kvbudget.rung(request)
 
 
 @pytest.fixture
 def kv_survival(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvSurvival:
     """Sends the engine its largest real request: ``kv_survival.check()``, with the arguments of ``knife_edge``."""
+    __tracebackhide__ = True
     from pytest_kvbudget.plugin.survival import KvSurvival  # noqa: PLC0415 - heavy
 
     _kvbudget.engine(request)
@@ -244,10 +253,12 @@ def kv_survival(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvSurvi
 @pytest.fixture
 def kv_trace(request: pytest.FixtureRequest, _kvbudget: KvSession) -> KvTrace:
     """Device memory of the test's engine since before its launch."""
+    __tracebackhide__ = True
     return _kvbudget.engine(request).trace
 
 
 @pytest.fixture
 def kv_plan(request: pytest.FixtureRequest, _kvbudget: KvSession) -> Plan | None:
     """The memory terms predicted for the test's shape; ``None`` where the law lacks an input. Boots nothing."""
+    __tracebackhide__ = True
     return _kvbudget.plan(request.getfixturevalue("kv_shape"))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from pytest_kvbudget.config import ConfigError, decode
+from pytest_kvbudget.engine.backends.flags import check_extra_args
 from pytest_kvbudget.engine.soak import SoakSpec
 from pytest_kvbudget.engine.survival import DEFAULT_HOLD, SurvivalSpec
 from pytest_kvbudget.plugin import BOOTING, MARKERS, SEARCHES, SESSION_FIXTURE
@@ -133,6 +134,34 @@ def _boots_something(item: pytest.Item) -> None:
         raise MarkerError(
             "@pytest.mark.kv_shape: nothing of this test boots an engine; add @pytest.mark.boot_gate or ask for a "
             "fixture such as kv_engine"
+        )
+
+
+def _agrees_with_itself(item: pytest.Item) -> None:
+    """Two marks of one test that say different things about one number: one of them would be silently ignored.
+
+    Raises:
+        MarkerError: naming both.
+    """
+    ladders = ladders_of(item)
+    moved = {spec.axis for spec in ladders if spec.pool == "fixed"}
+    for mark in item.own_markers:
+        twice = sorted(moved & set(mark.kwargs)) if mark.name == "kv_shape" else []
+        if twice:
+            raise MarkerError(
+                f"@pytest.mark.kv_shape sets {twice[0]}, and @pytest.mark.ladder moves it from rung to rung; leave it "
+                "out"
+            )
+    gate = item.get_closest_marker("boot_gate")
+    search = next((mark for mark in item.own_markers if mark.name in SEARCHES and "windows" in mark.kwargs), None)
+    if (
+        gate is not None
+        and search is not None
+        and gate.kwargs.get("windows", search.kwargs["windows"]) != (promised := search.kwargs["windows"])
+    ):
+        raise MarkerError(
+            f"@pytest.mark.{search.name}(windows={promised}) and @pytest.mark.boot_gate(windows="
+            f"{gate.kwargs['windows']}): a rung holds one number of windows; give it once"
         )
 
 
@@ -280,6 +309,7 @@ def knife_edge(arguments: Mapping[str, Any], *, where: str) -> KnifeEdge:
     Raises:
         MarkerError: for an unknown argument, a wrong type or an impossible value.
     """
+    __tracebackhide__ = True
     try:
         return decode(dict(arguments), KnifeEdge, where=where)
     except ConfigError as error:
@@ -330,10 +360,12 @@ def decode_shape(fields: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Fields of a shape as people write them, decoded: sizes as text become bytes.
 
     Raises:
-        MarkerError: for an unknown field, a wrong type or an impossible value.
+        MarkerError: for an unknown field, a wrong type, an impossible value or flags that the shape renders itself.
     """
+    __tracebackhide__ = True
     try:
         shape = decode(dict(fields), Shape, where=where)
+        check_extra_args(shape.extra_args, where=f"{where} extra_args")
     except ConfigError as error:
         raise MarkerError(str(error)) from None
     return {name: getattr(shape, name) for name in fields}
@@ -348,5 +380,6 @@ def _keywords(mark: pytest.Mark) -> Mapping[str, Any]:
 
 _CHECKS: Final = (
     *(_only_once, specs_of, boot_gate_of, knife_edge_of, soak_of, _parity, shape_changes),
+    _agrees_with_itself,
     _boots_something,
 )

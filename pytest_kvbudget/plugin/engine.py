@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.decoding import did_you_mean
+from pytest_kvbudget.device.trace import LAUNCH
 from pytest_kvbudget.ledger.model import BootLedger
+from pytest_kvbudget.memory import SOAK
 from pytest_kvbudget.records import AttemptRecord
 from pytest_kvbudget.shape import Shape
+from pytest_kvbudget.verdict import Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_kvbudget.device.trace import MemoryTrace, WindowMemory
     from pytest_kvbudget.engine.client import EngineClient
+
+
+_SINCE: Final = (LAUNCH, SOAK, *(phase.value for phase in Phase if phase is not Phase.UNKNOWN))
+"""Since when a trace can be asked."""
 
 
 class KvEngine:
@@ -99,8 +107,15 @@ class KvTrace:
     def since(self, phase: str = "launch") -> tuple[WindowMemory | None, ...]:
         """Memory of every rank since a phase began: ``launch``, ``ready``, ``request`` or a phase of the boot.
 
-        Empty where the target has no device memory that can be read (CPU).
+        Empty where the target has no device memory that can be read (CPU); ``None`` for every rank where the boot
+        never entered the phase.
+
+        Raises:
+            ValueError: there is no such phase; the message names those that there are.
         """
+        __tracebackhide__ = True
+        if phase not in _SINCE:
+            raise ValueError(f"phase is {phase!r}; {did_you_mean(phase, _SINCE)}expected one of {', '.join(_SINCE)}")
         return self._attempt.memory_since(phase)
 
     def snapshot(self) -> MemoryTrace | None:

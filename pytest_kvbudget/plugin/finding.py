@@ -21,6 +21,7 @@ from pytest_kvbudget.plugin.rows import ATTRIBUTE
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.wording import attempt_text
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.report.headline import kind_word
 from pytest_kvbudget.report.text import finding_lines
 from pytest_kvbudget.search.knobs import KNOBS
 from pytest_kvbudget.search.model import Finding, SweepFinding
@@ -43,6 +44,8 @@ class Rung:
     """On the axis or knob, in its whole numbers."""
     reused: bool = False
     """An earlier boot that stands for the one that was wanted."""
+    called_off: bool = False
+    """Other boots answered before it had a verdict."""
 
     @property
     def passed(self) -> bool:
@@ -87,7 +90,8 @@ class Part:
     @property
     def deciding(self) -> Rung | None:
         """The boot that stands for the finding: the last one that did not pass, else the last."""
-        return next((rung for rung in reversed(self.rungs) if not rung.passed), self.rungs[-1] if self.rungs else None)
+        wanted = [rung for rung in reversed(self.rungs) if not rung.called_off]
+        return next((rung for rung in wanted if not rung.passed), wanted[0] if wanted else None)
 
     @property
     def telling(self) -> list[Rung]:
@@ -185,7 +189,7 @@ class FindingItem(pytest.Item):
             return
         last = next(part for part in reversed(self._parts) if part.rungs)
         rung = last.rungs[-1]
-        verdict = str(rung.record.verdict if last.finding is None else last.finding.kind).upper()
+        verdict = str(rung.record.verdict) if last.finding is None else kind_word(last.finding)
         setattr(report, ATTRIBUTE, session.mark("finding", verdict, summary=lines))
         for part in self._parts:
             files = {"record": part.finding_path, "page": part.page}

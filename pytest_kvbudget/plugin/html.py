@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_kvbudget.plugin.rows import mark_of
+from pytest_kvbudget.report.labels import shown
 
 
 class HtmlColumn:
@@ -24,8 +25,11 @@ class HtmlColumn:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
-        """Fill the column."""
+        """Fill the column, and say sizes of a rung's id, which counts in bytes, in words."""
         mark = mark_of(report)
+        if mark is not None and "label" in mark:
+            told = escape(f"{mark['nodeid']}{shown(mark['label']).removeprefix(mark['label'])}")
+            cells[:] = [cell.replace(escape(mark["nodeid"]), told) for cell in cells]
         self._used = self._used or mark is not None
         cells.insert(1, f'<td class="col-kvbudget">{"" if mark is None else escape(_verdict(mark))}</td>')
 

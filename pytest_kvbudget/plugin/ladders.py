@@ -7,6 +7,7 @@ reported as a row. A finding item then decides: it alone counts for the exit sta
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -21,11 +22,11 @@ from pytest_kvbudget.plugin.quest import Earlier, Quest, QuestError
 from pytest_kvbudget.plugin.rungs import RungEnd, RungRunner
 from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.pool import PoolError
-from pytest_kvbudget.question import Question, RungPlan
+from pytest_kvbudget.question import CALLED_OFF, INTERRUPTED, Question, RungPlan
 from pytest_kvbudget.search.rungs import COUNTED
 from pytest_kvbudget.verdict import FindingKind, Verdict
 
-INTERRUPTED: Final = "the run was interrupted; --kvbudget-resume takes over what is finished"
+RUN_INTERRUPTED: Final = "the run was interrupted; --kvbudget-resume takes over what is finished"
 """Why a search is not over."""
 _INTERRUPTS: Final = (KeyboardInterrupt, SystemExit, pytest.exit.Exception)
 """What people, and debuggers, end a run with."""
@@ -118,10 +119,10 @@ class LadderRun:
                 self._answer(quest, question, part)
             except BaseException as error:
                 self._cut_short(quest, question, part)
-                question.halt(INTERRUPTED if isinstance(error, _INTERRUPTS) else f"the run ended with {error!r}")
+                question.halt(RUN_INTERRUPTED if isinstance(error, _INTERRUPTS) else f"the run ended with {error!r}")
                 raise
             finally:
-                self._cancel()
+                self._cancel(question, part)
                 if quest.side_by_side:
                     self._session.pool.spare()
                 # An interruption keeps what is established so far.
@@ -145,7 +146,7 @@ class LadderRun:
                 if not plans:
                     break
                 if self._take_over(quest, question, part, plans):
-                    self._call_off(question)
+                    self._call_off(question, part)
                     continue
                 plan, booting = self._next_boot(quest, question, plans)
             except PoolError as error:
@@ -157,7 +158,7 @@ class LadderRun:
             begun = time.monotonic()
             self._rung(quest, question, plan, booting, part)
             quest.took(_own_s(time.monotonic() - begun, part, booting))
-            self._call_off(question)
+            self._call_off(question, part)
         if self._item.session.shouldstop and part.goes_on:
             question.halt(f"the run was stopped: {self._item.session.shouldstop}")
 
@@ -206,10 +207,14 @@ class LadderRun:
     ) -> None:
         """Tell the search of an earlier boot, and show it."""
         path, record = found
-        part.rungs.append(Rung(plan.label, record, path, value=plan.value, reused=True))
+        made = next((rung for other in self._parts for rung in other.rungs if rung.path == path), None)
+        rung = Rung(plan.label, record, path, value=plan.value, reused=True)
+        if made is not None:
+            rung = replace(rung, trace=made.trace, sections=made.sections)
+        part.rungs.append(rung)
         question.tell(plan, record, path, reused=True, known=known)
         quest.keep(path, record, question.request(plan, plan.shape))
-        self._runner.reused_row(plan, record, path, len(part.rungs))
+        self._runner.reused_row(plan, found, len(part.rungs), made)
 
     def _next_boot(
         self, quest: Quest, question: Question, plans: tuple[RungPlan, ...]
@@ -228,7 +233,7 @@ class LadderRun:
         label = next(label for label, (_, booting) in self._running.items() if booting is first)
         return self._running.pop(label)
 
-    def _call_off(self, question: Question) -> None:
+    def _call_off(self, question: Question, part: Part) -> None:
         """End the boots under way that other boots have answered: their devices are for those that are wanted.
 
         One that has failed by itself meanwhile is over: it is told of and counted as any other.
@@ -238,53 +243,72 @@ class LadderRun:
             if any(booting.attempt.record.verdict is Verdict.FAIL for booting in running.values()):
                 continue
             for label in running:
-                self._end(label)
+                self._end(label, question, part)
             question.drop(value)
 
-    def _cancel(self) -> None:
+    def _cancel(self, question: Question, part: Part) -> None:
         """End the boots that nobody waits for any more."""
         for label in list(self._running):
-            self._end(label)
+            self._end(label, question, part)
 
-    def _end(self, label: str) -> tuple[RungPlan, Attempt]:
+    def _end(self, label: str, question: Question, part: Part) -> None:
+        """Call a boot off, and show it."""
         plan, booting = self._running.pop(label)
-        self._session.pool.retire(booting.attempt)
-        self._session.keep(booting.attempt)
-        return plan, booting.attempt
+        attempt = booting.attempt
+        self._session.pool.call_off(attempt)
+        self._session.keep(attempt)
+        self._unjudged(question, plan, attempt, part, CALLED_OFF)
 
     def _cut_short(self, quest: Quest, question: Question, part: Part) -> None:
         """The session ends: end every boot, and show those too that have no verdict."""
         for label in list(self._running):
-            plan, attempt = self._end(label)
-            self._interrupt(quest, question, plan, attempt, part)
+            plan, booting = self._running.pop(label)
+            self._session.pool.retire(booting.attempt)
+            self._session.keep(booting.attempt)
+            self._interrupt(quest, question, plan, booting.attempt, part)
 
     def _interrupt(self, quest: Quest, question: Question, plan: RungPlan, attempt: Attempt, part: Part) -> None:
         """Show a boot that the end of the session met: it counts only where it had failed by itself."""
         if attempt.record.verdict in COUNTED:
             self._take(quest, question, plan, RungEnd(attempt), part)
+            self._runner.unjudged_row(plan, attempt, len(part.rungs))
             return
+        self._unjudged(question, plan, attempt, part, INTERRUPTED)
+
+    def _unjudged(self, question: Question, plan: RungPlan, attempt: Attempt, part: Part, why: str) -> None:
+        """Show a boot that has no verdict, for this reason."""
         part.attempts.append(attempt)
-        part.rungs.append(Rung(plan.label, attempt.record, attempt.record_path, value=plan.value))
-        question.cut_short(attempt.record_path)
+        part.rungs.append(
+            Rung(plan.label, attempt.record, attempt.record_path, value=plan.value, called_off=why == CALLED_OFF)
+        )
+        question.unjudged(attempt.record_path, why)
+        self._runner.unjudged_row(plan, attempt, len(part.rungs))
 
     def _conclude(self, quest: Quest, question: Question, part: Part) -> None:
-        session, last = self._session, part.attempts[-1] if part.attempts else None
+        session = self._session
         if quest.only is not None:
             part.only = question.name, part.rungs[-1].label
             session.page_all(part.attempts)
             return
         part.finding = question.finding()
         if session.settings.leave_serving and not quest.more:
-            part.left = self._leave(part, last)
-        part.finding_path = question.finish()
+            part.left = self._leave(part)
+        try:
+            part.finding_path = question.finish()
+        except OSError as error:
+            part.broken = f"{session.archive.folder}: the finding cannot be written: {error.strerror or error}"
+            part.finding = None
+            return
         part.page = session.write_pages(part.finding_path, part.attempts)
 
-    def _leave(self, part: Part, last: Attempt | None) -> list[str]:
+    def _leave(self, part: Part) -> list[str]:
         """Hand the winner over where it serves; says where, or why nothing does."""
         finding = part.finding
+        last = next((attempt for attempt in reversed(part.attempts) if not attempt.cancelled), None)
+        rung = next((rung for rung in reversed(part.rungs) if not rung.called_off), None)
         if finding is None or not finding.proven:
             return ["nothing is left serving: the finding is no proof"]
-        if last is None or not last.serving or part.rungs[-1].value != finding.value:
+        if last is None or not last.serving or rung is None or rung.value != finding.value:
             return ["nothing is left serving: the winner was not booted again after the proof"]
         return self._session.leave(last)
 
@@ -314,6 +338,9 @@ class LadderRun:
             return
         self._take(quest, question, plan, rung, part)
         self._runner.row(plan, rung, len(part.rungs))
+        if rung.attempt.lost is not None:
+            part.broken = rung.attempt.lost
+            question.halt(first_line(part.broken))
         if part.skipped is not None:
             question.halt(f"the test body called pytest.skip: {first_line(part.skipped)}")
         elif part.xfailed is not None:

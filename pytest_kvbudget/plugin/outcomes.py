@@ -10,12 +10,11 @@ from typing import Any, Final
 import pytest
 
 from pytest_kvbudget.attempt import Attempt
-from pytest_kvbudget.plugin.checks import boot_gate_of
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE
 from pytest_kvbudget.plugin.rows import ATTRIBUTE
-from pytest_kvbudget.plugin.session import KvSession, capacity
+from pytest_kvbudget.plugin.session import KvSession
 from pytest_kvbudget.plugin.survival import CHECKED
-from pytest_kvbudget.plugin.wording import boot_failure, described
+from pytest_kvbudget.plugin.wording import described, use_failure
 from pytest_kvbudget.records import AttemptRecord, TargetInfo
 from pytest_kvbudget.verdict import Verdict
 
@@ -92,23 +91,27 @@ class Outcomes:
         ended = call.when == "call" and not use.boot_failed
         if ended:
             # An engine that died under the test is not a pass, whatever the test thought of it.
-            attempt.body_ended(failed=call.excinfo is not None)
+            use.exercise.body_ended(failed=call.excinfo is not None)
+        record = use.record
         item.user_properties[:] = [
             *(entry for entry in item.user_properties if not entry[0].startswith(PREFIX)),
-            *properties(attempt.record, attempt.record_path),
+            *properties(record, attempt.record_path),
         ]
         report = yield
-        if ended and attempt.record.verdict not in COUNTS_AS_PASSED and CHECKED not in item.stash:
-            report.sections.append(("Engine died during the test", boot_failure(attempt)))
+        if ended and record.verdict not in COUNTS_AS_PASSED and CHECKED not in item.stash:
+            report.sections.append(("Engine died during the test", use_failure(use)))
         more: dict[str, object] = {}
         # Others that share the engine were not asked how much is left.
         judged_here = CHECKED in item.stash or attempt.record.test == item.nodeid
-        if ended and judged_here and attempt.record.verdict is Verdict.MARGINAL:
-            more["summary"] = [f"{item.nodeid}: MARGINAL: {attempt.record.message}", f"record: {attempt.record_path}"]
-        elif ended and report.passed and boot_gate_of(item) is not None:
-            said = capacity(attempt)
-            more["details"] = [f"{item.nodeid}: boot_gate PASS: {said}", f"record: {attempt.record_path}"]
-        setattr(report, ATTRIBUTE, self._session.mark("boot", str(attempt.record.verdict), **more))
+        gate = use.exercise.record.boot_gate
+        if ended and judged_here and record.verdict is Verdict.MARGINAL:
+            more["summary"] = [f"{item.nodeid}: MARGINAL: {record.message}", f"record: {attempt.record_path}"]
+        elif ended and report.passed and gate is not None:
+            more["details"] = [
+                f"{item.nodeid}: boot_gate {gate.verdict}: {gate.sentence}",
+                f"record: {attempt.record_path}",
+            ]
+        setattr(report, ATTRIBUTE, self._session.mark("boot", str(record.verdict), **more))
         # pytest-html shows the links of every phase together.
         if report.when == "call" or report.failed:
             add_links(report, self._session.config, files_of(attempt))

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from pytest_kvbudget.progress import Snapshot
+from pytest_kvbudget.verdict import STARTING, Phase
 
 PLAIN_EVERY_S: Final = 2.0
 """Least time between two plain lines: a boot that is over before it says nothing."""
@@ -104,7 +105,11 @@ class ProgressLine:
         return released
 
 
+def _doing(boot: Snapshot) -> str:
+    return STARTING if boot.phase is Phase.UNKNOWN else str(boot.phase)
+
+
 def _together(boots: Sequence[Snapshot]) -> str:
     """All boots in one line; what a boot said last is shown where it is the only one."""
-    said = [f"{boot.label}: {boot.phase} {boot.elapsed_s:.0f} s" for boot in boots]
+    said = [f"{boot.label}: {_doing(boot)} {boot.elapsed_s:.0f} s" for boot in boots]
     return f"{said[0]}  {boots[0].text}" if len(said) == 1 else "  |  ".join(said)

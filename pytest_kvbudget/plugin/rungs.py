@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.plugin.finding import Rung
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext
 from pytest_kvbudget.plugin.outcomes import add_links, properties
 from pytest_kvbudget.plugin.phases import ENDS_THE_LADDER, PhaseEnd, refused_by_test, run_phase
 from pytest_kvbudget.plugin.rows import row_id, row_reports
 from pytest_kvbudget.plugin.session import KvSession
-from pytest_kvbudget.plugin.survival import CHECKED
 from pytest_kvbudget.plugin.timers import is_timeout
 from pytest_kvbudget.plugin.wording import FROM_THE_BODY, verdict_detail
-from pytest_kvbudget.question import RungPlan
+from pytest_kvbudget.question import UNJUDGED, RungPlan
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord
+from pytest_kvbudget.report.history import why
+from pytest_kvbudget.verdict import Verdict
 
 
 @dataclass
@@ -100,10 +102,10 @@ class RungRunner:
         if isinstance(error, ENDS_THE_LADDER):
             attempt.body_skipped(end.said)
             return attempt
-        if CHECKED in item.stash and attempt.record.verdict not in COUNTS_AS_PASSED:
+        if attempt.record.verdict not in COUNTS_AS_PASSED:  # by a check, or by a count that nobody stated
             return attempt
         if error is None:
-            attempt.body_ended(failed=False)
+            use.exercise.body_ended(failed=False)
         elif is_timeout(error):
             attempt.body_unknown(end.said)
         elif refused_by_test(error):
@@ -151,9 +153,44 @@ class RungRunner:
         )
         self._log(reports, attempt.record_path)
 
-    def reused_row(self, plan: RungPlan, record: AttemptRecord, path: Path, boot: int) -> None:
-        """Report a boot that an earlier one stands for; ``boot`` as in `row`."""
-        origin = "this run" if record.run.run == self._session.archive.info.run else f"run {record.run.run}"
+    def reused_row(
+        self, plan: RungPlan, booted: tuple[Path, AttemptRecord], boot: int, made: Rung | None = None
+    ) -> None:
+        """Report a boot that an earlier one stands for.
+
+        Args:
+            plan: what was wanted.
+            booted: what stands for it.
+            boot: as in `row`.
+            made: the rung of an earlier ladder of this test that it was: its body ran there, and its output goes along.
+        """
+        run = booted[1].run.run
+        origin = f"run {run}" if made is None or made.reused else f"{made.label} of this run, where the body ran"
+        how = f"not booted: taken over from {origin}"
+        self._without_item(
+            plan,
+            booted,
+            boot,
+            how,
+            more=(("kvbudget.reused", str(run)),),
+            sections=() if made is None else made.sections,
+        )
+
+    def unjudged_row(self, plan: RungPlan, attempt: Attempt, boot: int) -> None:
+        """Report a boot that no body judged to its end; ``boot`` as in `row`."""
+        self._without_item(plan, (attempt.record_path, attempt.record), boot, f"boot {boot}")
+
+    def _without_item(
+        self,
+        plan: RungPlan,
+        booted: tuple[Path, AttemptRecord],
+        boot: int,
+        how: str,
+        *,
+        more: Sequence[tuple[str, object]] = (),
+        sections: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        path, record = booted
         item = self._item
         report = pytest.TestReport(
             nodeid=item.nodeid,
@@ -165,13 +202,10 @@ class RungRunner:
         )
         reports = row_reports(
             [report],
-            self._mark(plan, record, f"not booted: taken over from {origin}"),
-            properties=[
-                *properties(record, path, boot=boot, rung=plan.label),
-                ("kvbudget.reused", str(record.run.run)),
-            ],
-            detail=verdict_detail(record),
-            sections=[],
+            self._mark(plan, record, how),
+            properties=[*properties(record, path, boot=boot, rung=plan.label), *more],
+            detail=_detail(record),
+            sections=sections,
             shown_id=not self._session.is_worker,
         )
         self._log(reports, path)
@@ -181,11 +215,16 @@ class RungRunner:
         facts = [how, "simulated"] if record.target.simulated else [how]
         if record.timings.boot_s is not None:
             facts.insert(0, f"{record.timings.boot_s:.1f} s")
-        line = f"{nodeid} {record.verdict}  {verdict_detail(record)} ({', '.join(facts)})"
-        return self._session.mark("rung", str(record.verdict), nodeid=nodeid, line=line)
+        line = f"{nodeid} {record.verdict}  {_detail(record)} ({', '.join(facts)})"
+        return self._session.mark("rung", str(record.verdict), nodeid=nodeid, label=plan.label, line=line)
 
     def _log(self, reports: Sequence[pytest.TestReport], path: Path) -> None:
         files = {"record": path, "log": path.with_name(LOG_FILE), "page": path.with_name("rung.html")}
         add_links(reports[0], self._session.config, files)
         for report in reports:
             self._item.ihook.pytest_runtest_logreport(report=report)
+
+
+def _detail(record: AttemptRecord) -> str:
+    """What a verdict rests on; of a boot that nobody waited for, whether it was called off or interrupted."""
+    return why(record) if record.verdict is Verdict.UNKNOWN and why(record) in UNJUDGED else verdict_detail(record)

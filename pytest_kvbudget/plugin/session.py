@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import socket
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -17,13 +18,14 @@ from pytest_kvbudget.archive import RunArchive, new_run_id
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.booting import Booting
 from pytest_kvbudget.budget.model import Plan
+from pytest_kvbudget.config import ConfigError
+from pytest_kvbudget.engine.backends.flags import check_extra_args
+from pytest_kvbudget.exercise import Exercise
 from pytest_kvbudget.history import Booted, History, Resume
 from pytest_kvbudget.identity import device_readings, identity_of
-from pytest_kvbudget.ledger.model import MissingValueError
 from pytest_kvbudget.planning import plan_for
 from pytest_kvbudget.plugin import BOOT_FIXTURE
 from pytest_kvbudget.plugin.checks import (
-    BootGate,
     MarkerError,
     boot_gate_of,
     decode_shape,
@@ -32,11 +34,12 @@ from pytest_kvbudget.plugin.checks import (
     specs_of,
     sweep_of,
 )
+from pytest_kvbudget.plugin.contradictions import contradiction
 from pytest_kvbudget.plugin.engine import KvEngine, KvRung
 from pytest_kvbudget.plugin.header import header_lines, simulated_warning
-from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext, Use, searches
+from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext, Use, must_be_recorded, searches
 from pytest_kvbudget.plugin.progress import ProgressLine
-from pytest_kvbudget.plugin.settings import Settings, read_settings
+from pytest_kvbudget.plugin.settings import Settings, misplaced, read_settings
 from pytest_kvbudget.plugin.timers import Timers
 from pytest_kvbudget.plugin.wording import boot_failure, described
 from pytest_kvbudget.pool import DRY_RUN_PORT, EnginePool, PoolError
@@ -113,6 +116,7 @@ class KvSession:
         self._paged: WeakSet[Attempt] = WeakSet()
         self._troubles: list[str] = []
         self._ours: list[pytest.Item] = []
+        self._impossible: dict[str, str] = {}
         self._header_sent = False
         self.archive = RunArchive(
             settings.archive,
@@ -141,12 +145,20 @@ class KvSession:
         """Take the selected tests: put equal shapes side by side.
 
         Raises:
-            pytest.UsageError: more than one ladder is to be left serving, a ladder has no rung that is asked for, or a
-                sweep would test nothing.
+            pytest.UsageError: a test belongs to another configuration or contradicts its target, more than one ladder
+                is to be left serving, a ladder has no rung that is asked for, or a sweep would test nothing.
         """
         from pytest_kvbudget.plugin.ordering import arrange  # noqa: PLC0415 - needed once
 
         self._ours = ours
+        self._impossible = misplaced(self.config, self.settings, ours)
+        for item in [] if self._impossible else ours:
+            said = contradiction(self.settings.loaded, item, self.base_shape(item))
+            if said is not None:
+                self._impossible[item.nodeid] = f"{item.nodeid}: {said}"
+        if self._impossible and not self.is_worker:
+            raise pytest.UsageError(f"kvbudget: {next(iter(self._impossible.values()))}")
+        self._check_parity(ours)
         ladders = [item for item in ours if searches(item)]
         self._check_rung(ladders)
         self._check_sweeps(ladders)
@@ -173,6 +185,15 @@ class KvSession:
             except MarkerError as error:
                 raise pytest.UsageError(f"kvbudget: {error}") from None
 
+    def _check_parity(self, ours: list[pytest.Item]) -> None:
+        """As `_check_rung`: a mark that tests nothing passes whatever the engine does."""
+        from pytest_kvbudget.plugin.parity import tests_nothing  # noqa: PLC0415 - builds on the session
+
+        for item in [] if self.is_worker else ours:
+            futile = tests_nothing(item, self.settings.loaded)
+            if futile is not None:
+                raise pytest.UsageError(f"kvbudget: {futile}")
+
     def _check_sweeps(self, items: list[pytest.Item]) -> None:
         """As `_check_rung`: a sweep over something that changes nothing gives an answer that is none."""
         if self.is_worker:
@@ -198,6 +219,7 @@ class KvSession:
 
     def engine(self, request: pytest.FixtureRequest) -> KvEngine:
         """The engine of a test, booted at the first call; a boot that is no success fails the test here."""
+        __tracebackhide__ = True
         item: pytest.Item = request.node
         use = item.stash.get(USE, None)
         trouble = None
@@ -210,12 +232,18 @@ class KvSession:
             pytest.fail(str(trouble), pytrace=False)
         if use.failure is not None:
             pytest.fail(use.failure, pytrace=False)
+        must_be_recorded(item, use)
         return KvEngine(use.attempt)
 
     def _boot_for(self, item: pytest.Item, request: pytest.FixtureRequest) -> Use:
+        __tracebackhide__ = True
         shape = request.getfixturevalue("kv_shape")
         if not isinstance(shape, Shape):
             pytest.fail(f"kv_shape gave {shape!r}; expected a Shape, as in kv_shape.merged(env=...)", pytrace=False)
+        try:
+            check_extra_args(shape.extra_args, where="kv_shape: extra_args")
+        except ConfigError as error:
+            raise NoEngineError(str(error)) from None
         context = item.stash.get(RUNG, None)
         if context is not None:
             attempt = self._boot_rung(context, shape)
@@ -223,14 +251,21 @@ class KvSession:
             pytest.skip("a ladder boots only rungs; --setup-only runs none")
         else:
             attempt = self._boot(BootRequest(test=item.nodeid, shape=shape), reuse=True)
-        request.addfinalizer(lambda: self._give_back(attempt))
         # An engine that another test boots again is judged once; its boot stays what it was.
         failed = attempt not in self._proven and attempt.record.verdict not in COUNTS_AS_PASSED
         if not failed:
             self._proven.add(attempt)
+        exercise = attempt.used_by(item.nodeid)
+        use = Use(attempt, exercise, boot_failed=failed, failure=boot_failure(attempt) if failed else None)
+        request.addfinalizer(lambda: self._give_back(attempt, exercise))
         gate = boot_gate_of(item)
-        failure = boot_failure(attempt) if failed else None if gate is None else gate_refusal(attempt, gate)
-        return Use(attempt, boot_failed=failed, failure=failure)
+        if failed or gate is None:
+            return use
+        exercise.capacity(gate.windows, gate.min_tokens)
+        asked = exercise.record.boot_gate
+        if asked is None or asked.verdict is Verdict.PASS:
+            return use
+        return replace(use, failure=f"{asked.sentence}; record: {attempt.record_path}")
 
     def _boot_rung(self, context: RungContext, shape: Shape) -> Attempt:
         question, plan = context.question, context.plan
@@ -249,6 +284,7 @@ class KvSession:
 
     def rung(self, request: pytest.FixtureRequest) -> KvRung:
         """The rung of a ladder; its engine is booted here if nothing did before."""
+        __tracebackhide__ = True
         context = request.node.stash.get(RUNG, None)
         if context is None:
             pytest.fail(
@@ -262,16 +298,18 @@ class KvSession:
 
     def serve(self, shape: Shape | None = None, **changes: Any) -> KvEngine:  # noqa: ANN401 - fields of Shape
         """Boot (or reuse) an engine for the fixture that is being set up, else for the running test."""
+        __tracebackhide__ = True
         wanted = (shape or self.settings.loaded.target.shape).merged(**decode_shape(changes, where="kv_serve:"))
+        check_extra_args(wanted.extra_args, where="kv_serve: extra_args")
         request = self._setting_up[-1] if self._setting_up else None
         owner = request.node if request is not None else self.current
-        attempt = self._boot(
-            BootRequest(test=owner.nodeid if owner is not None else "kv_serve", shape=wanted), reuse=True
-        )
+        asker = (owner.nodeid if owner is not None else "") or "kv_serve"  # a session has no name
+        attempt = self._boot(BootRequest(test=asker, shape=wanted), reuse=True)
+        exercise = attempt.used_by(asker)
         if request is not None:
-            request.addfinalizer(lambda: self._give_back(attempt))
+            request.addfinalizer(lambda: self._give_back(attempt, exercise))
         elif owner is not None:
-            owner.addfinalizer(lambda: self._give_back(attempt))
+            owner.addfinalizer(lambda: self._give_back(attempt, exercise))
         if attempt not in self._proven and attempt.record.verdict is Verdict.FAIL:
             pytest.fail(boot_failure(attempt), pytrace=False)
         if attempt not in self._proven and attempt.record.verdict not in COUNTS_AS_PASSED:
@@ -310,11 +348,14 @@ class KvSession:
         if attempt not in self.attempts:
             self.attempts.append(attempt)
 
-    def _give_back(self, attempt: Attempt) -> None:
-        if attempt.record.verdict in COUNTS_AS_PASSED:
+    def _give_back(self, attempt: Attempt, exercise: Exercise) -> None:
+        """An engine that failed, or that what it was sent was too much for, is for no other test."""
+        if exercise.record.bore and attempt.record.verdict in COUNTS_AS_PASSED:
             self.pool.done(attempt)
         else:
             self.pool.retire(attempt)
+        if attempt.lost is not None and attempt.request.rung is None:
+            pytest.fail(f"kvbudget: {attempt.lost}", pytrace=False)
 
     def leave(self, attempt: Attempt) -> list[str]:
         """Hand a serving engine over; says where it serves and how to end it."""
@@ -431,11 +472,19 @@ class KvSession:
     @pytest.fixture(name=BOOT_FIXTURE)
     def boot(self, request: pytest.FixtureRequest) -> None:
         """Boots for tests whose marker says so, whatever fixtures they ask for."""
+        __tracebackhide__ = True
         self.engine(request)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test of another configuration boots nothing. Only workers get here: there a usage error is a crash."""
+        if item.nodeid in self._impossible:
+            pytest.fail(f"kvbudget: {self._impossible[item.nodeid]}", pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
         """Know which fixture is being set up: engines of ``kv_serve`` live as long as it does."""
+        __tracebackhide__ = True
         self._setting_up.append(request)
         try:
             return (yield)
@@ -449,7 +498,9 @@ class KvSession:
             return
         self.pool.close()
         for attempt in self.attempts:
-            if attempt not in self._paged:
+            if attempt.lost is not None:
+                self._troubles.append(attempt.lost)
+            elif attempt not in self._paged:
                 self.page(write_attempt_page, attempt.record_path)
         self._progress.close()
 
@@ -457,30 +508,3 @@ class KvSession:
         """Say what went wrong beside the verdicts."""
         for line in self._troubles:
             terminalreporter.write_line(f"kvbudget: {line}")
-
-
-def capacity(attempt: Attempt) -> str:
-    """What a boot's KV cache holds, in words."""
-    tokens, length = attempt.ledger.kv_cache.tokens, attempt.request.shape.max_model_len
-    windows = "" if length is None else f", {tokens / length:.2f} windows of {length:,}"
-    return f"the KV cache holds {tokens:,} tokens by the engine's own count{windows}"
-
-
-def gate_refusal(attempt: Attempt, gate: BootGate) -> str | None:
-    """Why a booted engine does not pass its ``boot_gate``; ``None`` where it does."""
-    ledger = attempt.ledger
-    try:
-        tokens = ledger.kv_cache.tokens
-        length = attempt.request.shape.max_model_len or int(ledger.number("max_model_len"))
-    except MissingValueError as error:
-        return f"boot_gate: {error}; record: {attempt.record_path}"
-    for need, what in (
-        (gate.windows * length, f"{gate.windows} windows of {length:,}"),
-        (gate.min_tokens or 0, "min_tokens"),
-    ):
-        if tokens < need:
-            return (
-                f"boot_gate: the KV cache holds {tokens:,} tokens by the engine's own count, {need:,} are needed "
-                f"({what}); record: {attempt.record_path}"
-            )
-    return None

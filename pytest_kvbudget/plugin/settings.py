@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Final
 import pytest
 
 from pytest_kvbudget.config import Config, ConfigError, LoadedTarget, built_in, find, load
+from pytest_kvbudget.decoding import did_you_mean
 from pytest_kvbudget.engine.backends.registry import backend_of, launcher_of
-from pytest_kvbudget.plugin.paths import archive_folder, path_option, test_folders
+from pytest_kvbudget.plugin.paths import archive_folder, path_option, source_of, test_folders
 from pytest_kvbudget.question import DEFAULT_STRATEGY
 from pytest_kvbudget.search.strategies import STRATEGIES
 from pytest_kvbudget.units import SizeError, parse_size
@@ -53,27 +55,29 @@ def read_settings(config: pytest.Config) -> Settings:
     option = config.option
     try:
         found = _configuration(config)
-        loaded = found.pick(_value(config, "target"))
+        loaded = found.pick(_value(config, "target"), asked_by=source_of(config, "target"))
         simulated = backend_of(loaded).simulated
         launcher_of(loaded, run="")
     except ConfigError as error:
         raise pytest.UsageError(f"kvbudget: {error}") from None
     if simulated and (option.kvbudget_require_hardware or config.getini("kvbudget_require_hardware")):
         where = found.path or "no configuration was found, so the built-in one is used"
+        required = source_of(config, "require_hardware")
         raise pytest.UsageError(
-            f"kvbudget: target {loaded.name} is simulated ({where}) and --kvbudget-require-hardware is set; "
+            f"kvbudget: target {loaded.name} is simulated ({where}) and {required} is set; "
             "name a target of real hardware with --kvbudget-target"
         )
     strategy = _value(config, "strategy") or DEFAULT_STRATEGY
     if strategy not in STRATEGIES:
-        accepted = ", ".join(STRATEGIES)
-        raise pytest.UsageError(f"kvbudget: --kvbudget-strategy is {strategy!r}; expected one of {accepted}")
+        source, accepted = source_of(config, "strategy"), ", ".join(STRATEGIES)
+        hint = did_you_mean(strategy, STRATEGIES)
+        raise pytest.UsageError(f"kvbudget: {source} is {strategy!r}; {hint}expected one of {accepted}")
     if option.kvbudget_leave_serving and option.kvbudget_rung:
         raise pytest.UsageError(
             "kvbudget: --kvbudget-leave-serving leaves the winner of a whole ladder; --kvbudget-rung finds none"
         )
     archive = archive_folder(config)
-    _check_archive(archive)
+    _check_archive(archive, source_of(config, "archive"))
     return Settings(
         loaded=loaded,
         config_path=found.path,
@@ -88,7 +92,7 @@ def read_settings(config: pytest.Config) -> Settings:
     )
 
 
-def _check_archive(archive: Path) -> None:
+def _check_archive(archive: Path, source: str) -> None:
     """Nothing is created yet; what cannot be created later is an error now."""
     nearest = next(path for path in (archive, *archive.parents) if path.exists() or path.is_symlink())
     if not nearest.is_dir():
@@ -97,13 +101,13 @@ def _check_archive(archive: Path) -> None:
         problem = f"{nearest} cannot be written to"
     else:
         return
-    raise pytest.UsageError(f"kvbudget: --kvbudget-archive: {archive} cannot hold records: {problem}")
+    raise pytest.UsageError(f"kvbudget: {source}: {archive} cannot hold records: {problem}")
 
 
 def _configuration(config: pytest.Config) -> Config:
     path = path_option(config, "config")
     if path is not None and not path.is_file():
-        raise ConfigError(f"--kvbudget-config: {path} is not a file")
+        raise ConfigError(f"{source_of(config, 'config')}: {path} is not a file")
     if path is None:
         path = _nearest(config)
     return built_in(config.invocation_params.dir) if path is None else load(path)
@@ -123,6 +127,38 @@ def _nearest(config: pytest.Config) -> Path | None:
     if nearest:
         return nearest.pop()
     return find(Path(os.path.commonpath(folders)))
+
+
+def misplaced(config: pytest.Config, settings: Settings, items: Iterable[pytest.Item]) -> dict[str, str]:
+    """Tests whose own nearest configuration is not the one of this run: by node id, what is wrong and what to do.
+
+    Which configuration a run uses is known from its arguments, before anything is collected; the tests may lie deeper.
+    """
+    if path_option(config, "config") is not None:
+        return {}
+    found: dict[Path, str | None] = {}
+    wrong = {}
+    for item in items:
+        folder = item.path.parent
+        if folder not in found:
+            found[folder] = _own(folder.resolve(), settings)
+        if (said := found[folder]) is not None:
+            wrong[item.nodeid] = f"{item.nodeid} {said}"
+    return wrong
+
+
+def _own(folder: Path, settings: Settings) -> str | None:
+    try:
+        nearest = find(folder)
+    except ConfigError as error:
+        return f"has no configuration: {error}"
+    if nearest is None or str(nearest) == settings.config_path:
+        return None
+    used = settings.config_path or f"the built-in simulated target {settings.loaded.name}, as none was found from there"
+    return (
+        f"belongs to {nearest}, and this run's arguments lead to {used}; run the tests of each configuration on their "
+        f"own, as in: pytest {nearest.parent}, or name one for all with --kvbudget-config"
+    )
 
 
 def _value(config: pytest.Config, name: str) -> str | None:

@@ -9,8 +9,8 @@ import pytest
 
 from pytest_kvbudget.device.gates import MemoryGates
 from pytest_kvbudget.plugin.checks import KnifeEdge, KvSoak, MarkerError, knife_edge, knife_edge_of, soak_of
-from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, USE
-from pytest_kvbudget.plugin.wording import boot_failure
+from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, USE, must_be_recorded
+from pytest_kvbudget.plugin.wording import use_failure
 
 if TYPE_CHECKING:
     from pytest_kvbudget.engine.survival import SurvivalResult
@@ -64,6 +64,7 @@ class KnifeEdges:
             run_check(self._session, item, asked)
         if (soak := soak_of(item)) is not None:
             run_soak(self._session, item, soak)
+        must_be_recorded(item, item.stash[USE])
 
     @staticmethod
     def _must_live(item: pytest.Item) -> None:
@@ -71,34 +72,34 @@ class KnifeEdges:
         use = item.stash[USE]
         if use.boot_failed:
             return
-        use.attempt.body_ended(failed=False)
-        if use.attempt.record.verdict not in COUNTS_AS_PASSED:
+        use.exercise.body_ended(failed=False)
+        if use.verdict not in COUNTS_AS_PASSED:
             item.stash[CHECKED] = True
-            pytest.fail(boot_failure(use.attempt), pytrace=False)
+            pytest.fail(use_failure(use), pytrace=False)
 
 
 def run_check(session: KvSession, item: pytest.Item, asked: KnifeEdge) -> SurvivalResult:
     """Check the engine of an item; one that does not survive fails the test."""
-    attempt = item.stash[USE].attempt
+    use = item.stash[USE]
     item.stash[CHECKED] = True
     with session.timers.paused(item):
-        attempt.survive(
+        use.exercise.survive(
             asked.spec,
             MemoryGates(
                 min_free_bytes=asked.min_free, max_used_bytes=asked.max_used, max_growth_bytes=asked.max_growth
             ),
         )
-    result = attempt.record.survival
-    if result is None or attempt.record.verdict not in COUNTS_AS_PASSED:
-        pytest.fail(boot_failure(attempt), pytrace=False)
+    result = use.exercise.record.survival
+    if result is None or use.verdict not in COUNTS_AS_PASSED:
+        pytest.fail(use_failure(use), pytrace=False)
     return result
 
 
 def run_soak(session: KvSession, item: pytest.Item, asked: KvSoak) -> None:
     """Soak the engine of an item; one that dies or grows fails the test."""
-    attempt = item.stash[USE].attempt
+    use = item.stash[USE]
     item.stash[CHECKED] = True
     with session.timers.paused(item):
-        attempt.soak(asked.spec, max_growth_per_hour=asked.max_growth_per_hour)
-    if attempt.record.verdict not in COUNTS_AS_PASSED:
-        pytest.fail(boot_failure(attempt), pytrace=False)
+        use.exercise.soak(asked.spec, max_growth_per_hour=asked.max_growth_per_hour)
+    if use.verdict not in COUNTS_AS_PASSED:
+        pytest.fail(use_failure(use), pytrace=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_kvbudget.attempt import Attempt
+from pytest_kvbudget.plugin.items import Use
 from pytest_kvbudget.records import LOG_FILE, AttemptRecord
 from pytest_kvbudget.redact import text_without_secrets
 from pytest_kvbudget.report.text import attempt_lines
@@ -15,8 +16,8 @@ TAIL_LINES: Final = 20
 FROM_THE_BODY: Final = frozenset(("gate", "body_error", "body_timeout", "interrupted"))
 """Failure classes that the test's own code decides."""
 NOT_IN_THE_LOG: Final = FROM_THE_BODY | {
-    *("devices_busy", "launch_failed", "window_not_served", "request_rejected", "memory_unseen", "memory_grows"),
-    *("soak_too_short", "max_used_missed", "max_growth_missed", "kv_windows_short"),
+    *("devices_busy", "launch_failed", "window_not_served", "shape_not_served", "request_rejected", "memory_unseen"),
+    *("memory_grows", "soak_too_short", "max_used_missed", "max_growth_missed", "kv_windows_short"),
 }
 """Failure classes to which the end of the engine's log adds nothing."""
 _TAIL_BYTES: Final = 64 * 1024
@@ -25,6 +26,11 @@ _TAIL_BYTES: Final = 64 * 1024
 def boot_failure(attempt: Attempt) -> str:
     """A failed boot for people: verdict, cause, levers, where the record is, the end of the log."""
     return attempt_text(attempt.record, attempt.record_path)
+
+
+def use_failure(use: Use) -> str:
+    """What one test asked of its engine and did not get, for people."""
+    return attempt_text(use.record, use.attempt.record_path)
 
 
 def attempt_text(record: AttemptRecord, path: Path) -> str:

@@ -7,16 +7,40 @@ from collections.abc import Iterator
 from pytest_kvbudget.device.gates import GateResult
 from pytest_kvbudget.engine.soak import GrowthTrend, SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
-from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.records import AttemptRecord, UseRecord
 from pytest_kvbudget.report import marks, parts
 from pytest_kvbudget.report.elements import Child, Element, element, table
 from pytest_kvbudget.report.numbers import NOT_STATED, duration, size, stated_duration, words
+from pytest_kvbudget.report.plain import message_text
 
 
 def after_boot(record: AttemptRecord) -> Element | None:
-    """The section; ``None`` where nothing was asked."""
-    children = [*_survival(record.survival), *_soak(record.soak), *_gates(record.gates)]
+    """The section; ``None`` where nothing was asked. A rung's verdict is the page's; tests have theirs here."""
+    if record.rung is None and record.uses:
+        asked: list[Child] = [table(("test", "verdict", "in words"), map(_use, record.uses), class_="uses")]
+        for use in record.uses:
+            checks = [*_checks(use)]
+            if checks and len(record.uses) > 1:
+                asked.append(element("h3", use.test, class_="use"))
+            asked += checks
+        return parts.section("After the boot: what tests asked", asked)
+    children = [child for use in record.uses for child in _checks(use)]
     return parts.section("After the boot", children) if children else None
+
+
+def _use(use: UseRecord) -> Element:
+    return element(
+        "tr",
+        element("th", use.test, scope="row"),
+        element("td", marks.label(marks.mark_of(use.verdict, use.cause))),
+        element("td", message_text(use.message)),
+    )
+
+
+def _checks(use: UseRecord) -> Iterator[Child]:
+    yield from _survival(use.survival)
+    yield from _soak(use.soak)
+    yield from _gates(use.gates)
 
 
 def _num(text: str, tag: str = "td") -> Element:
@@ -63,17 +87,18 @@ def _soak(result: SoakResult | None) -> Iterator[Child]:
     yield element("h3", "Mixed traffic")
     pairs: list[tuple[str, Child]] = [
         ("requests", f"{result.sent:,} in {duration(result.seconds)}, {result.failed:,} failed"),
-        *((f"rank {rank} grows by", _trend(trend)) for rank, trend in enumerate(result.trends)),
+        *((f"rank {rank} grows by", _trend(trend, result)) for rank, trend in enumerate(result.trends)),
     ]
     if result.message:
         pairs.append(("the first that failed", result.message))
     yield parts.definitions(pairs)
 
 
-def _trend(trend: GrowthTrend | None) -> str:
+def _trend(trend: GrowthTrend | None, result: SoakResult) -> str:
+    """As the verdict counts it: with what could hide in one step of an allocator."""
     if trend is None:
         return "not seen throughout"
-    return f"{size(trend.bytes_per_hour)} ± {size(trend.plus_minus)} per hour"
+    return f"{size(trend.bytes_per_hour)} ± {size(trend.plus_minus + result.resolution)} per hour"
 
 
 def _gates(gates: tuple[GateResult, ...]) -> Iterator[Child]:

@@ -75,7 +75,7 @@ def _of_pass(record: AttemptRecord) -> Iterator[Figure]:
     if limit is not None:
         yield Figure(f"slack at {words(limit.name)}", size(limit.margin_bytes, limit.precision_bytes))
     if free is not None and (limit is None or round(limit.margin_bytes) != free):
-        yield Figure("least device memory free", size(free))
+        yield Figure("device memory free when ready", size(free))
     yield from _stated(record, (("available_kv_bytes", "KV pool"), ("max_concurrency", "full windows")))
 
 

@@ -17,8 +17,8 @@ from pytest_kvbudget.search.model import Axis
 from pytest_kvbudget.verdict import Verdict
 
 CONFIRMATION: Final = "confirmation"
-NEIGHBOUR: Final = "neighbour of the proof"
-_CALLED_OFF: Final = "called off"
+BESIDE: Final = "beside the proof"
+CALLED_OFF: Final = "called off"
 
 
 class Bracket(NamedTuple):
@@ -64,7 +64,7 @@ def boots(record: AnyFinding, attempts: Sequence[AttemptRecord]) -> list[Boot]:
         confirmation = asked == "confirm" if asked else origin is None and own > record.finding.boots
         remarks = (
             CONFIRMATION if confirmation else "",
-            NEIGHBOUR if asked == "verify" else "",
+            BESIDE if asked == "verify" else "",
             {True: "warm", False: "cold", None: ""}[attempt.warm],
             _devices(attempt) if attempt.device_set is not None and several else "",
             f"taken over from {origin}" if origin else "",
@@ -163,8 +163,8 @@ _OF_THE_TEST: Final = {
 
 def why(record: AttemptRecord) -> str:
     """Why a boot did not pass, in few words; empty where it did."""
-    if _CALLED_OFF in record.message:
-        return _CALLED_OFF
+    if CALLED_OFF in record.message:
+        return CALLED_OFF
     if record.cause is not None:
         return reason(record.cause)
     return "" if record.verdict in {Verdict.PASS, Verdict.MARGINAL} else record.message.partition(":")[0]

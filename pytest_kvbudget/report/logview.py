@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.model import BootLedger, Value
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.redact import text_without_secrets
 from pytest_kvbudget.report.elements import Element, element
 from pytest_kvbudget.report.numbers import plural, words
 
@@ -81,7 +82,8 @@ def _text(raw: bytes, *, whole: bool) -> str:
     elif states:
         text = " ⏎ ".join(states)
     left_out = len(text) - LINE_CHARACTERS
-    return text if left_out <= 0 else f"{text[:LINE_CHARACTERS]} … ({left_out:,} more characters)"
+    shown = text_without_secrets(text[:LINE_CHARACTERS])
+    return shown if left_out <= 0 else f"{shown} … ({left_out:,} more characters)"
 
 
 def log_section(excerpt: Excerpt | None, marks: dict[int, tuple[str, ...]], name: str) -> list[Element]:

@@ -118,9 +118,14 @@ def _effort(record: AnyFinding) -> str:
     if again:
         parts.append(f"of which {' and '.join(again)}")
     if isinstance(found, Finding) and found.neighbours:
-        parts.append(f"beside {plural(found.neighbours, 'neighbour')} of the proof")
+        parts.append(f"and {plural(found.neighbours, 'boot')} beside the proof")
     if found.reused:
         parts.append(f"beside {plural(found.reused, 'finished boot')} taken over")
+    parts += [
+        f"beside {plural(count, 'boot')} that {'was' if count == 1 else 'were'} {ended}"
+        for ended in ("called off", "interrupted")
+        if (count := record.why.count(ended))
+    ]
     if found.confirmations:
         winner = "rung" if not isinstance(record, SweepRecord) else "value"
         best = track_of(record).best

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TextIO
 
 from pytest_kvbudget.archive import AnyFinding, RecordError, records_or_troubles
-from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.records import AttemptRecord, as_used
 from pytest_kvbudget.report.headline import headline
+from pytest_kvbudget.report.history import CALLED_OFF, why
 from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
 from pytest_kvbudget.report.marks import mark_of
 from pytest_kvbudget.report.numbers import moment, plural
@@ -21,7 +22,8 @@ def rebuild(root: Path, *, out: TextIO, err: TextIO) -> bool:
 
     Args:
         root: an archive, a run's folder, or any folder below one.
-        out: receives findings, and the boots that no finding names: plain tests, ladders that were cut short.
+        out: receives findings, and what no finding names: each plain test with what it asked of its engine, boots of
+            ladders that were cut short. Boots that were called off count nowhere.
         err: receives what went wrong.
     """
     written, wrong = 0, 0
@@ -43,9 +45,10 @@ def rebuild(root: Path, *, out: TextIO, err: TextIO) -> bool:
         named.update((path.parent / name).resolve() for name in record.attempts)
         out.write(_entry(record, headline(record.finding), page))
     for path, record, page in boots:
-        if path.resolve() not in named:
-            mark, rung = mark_of(record.verdict, record.cause), f" at {record.rung}" if record.rung else ""
-            out.write(_entry(record, f"{mark.word}{rung}: {message_text(record.message)}", page))
+        if path.resolve() not in named and why(record) != CALLED_OFF:
+            for seen in [record] if record.rung else [as_used(record, use) for use in record.uses] or [record]:
+                mark, rung = mark_of(seen.verdict, seen.cause), f" at {seen.rung}" if seen.rung else ""
+                out.write(_entry(seen, f"{mark.word}{rung}: {message_text(seen.message)}", page))
     if written:
         out.write(f"{plural(written, 'page')} written\n")
     elif not wrong:

@@ -99,7 +99,8 @@ def _places(record: AttemptRecord, where: Path | None) -> Iterator[str]:
     if where is None:
         yield _line("log", f"{record.log} beside the record, run {record.run.run} on {record.run.host}")
     else:
-        yield _line("log", str(where.parent / record.log))
+        log = where.parent / record.log
+        yield _line("log", str(log) if record.command or log.exists() else "none: nothing was started")
         yield _line("record", str(where))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_kvbudget.records import Timings
 from pytest_kvbudget.report.elements import Element, element
 from pytest_kvbudget.report.numbers import NOT_STATED, duration, words
+from pytest_kvbudget.verdict import STARTING
 
 
 def timeline(timings: Timings) -> Element:
@@ -17,7 +18,8 @@ def timeline(timings: Timings) -> Element:
     end = max(last, over_s or 0.0)
     # room for the open end of a boot that nobody saw end
     scale = end if over_s is not None and over_s > last else end * 1.08 or 1.0
-    rows = []
+    # what came before the first phase that the log names: interpreter, imports, reading the model's configuration
+    rows = [_row(STARTING, 0.0, phases[0].start_s, scale)] if phases[0].start_s > 0 else []
     for index, phase in enumerate(phases):
         following = phases[index + 1].start_s if index + 1 < len(phases) else over_s
         rows.append(_row(words(phase.phase), phase.start_s, following, scale))

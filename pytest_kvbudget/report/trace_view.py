@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 
 from pytest_kvbudget.device.trace import (
+    BEFORE,
+    LAUNCH,
     MemoryTrace,
     Point,
     WindowMemory,
@@ -72,11 +74,15 @@ def _chart(record: AttemptRecord, trace: MemoryTrace, rank: int, worst: WindowMe
     device = trace.series[rank].device
     points = changes(trace, rank)
     total = _total_bytes(record, device) or max((point.used_bytes + point.free_bytes for point in points), default=1)
-    scale = _Scale(end_s(trace) or 1.0, total or 1)
+    scale = _Scale(
+        end_s(trace) or 1.0, total or 1, launch_s=next((mark.at_s for mark in trace.marks if mark.phase == LAUNCH), 0.0)
+    )
     bottom = _TOP + _HEIGHT
     said = f"Rank {rank}, device {device}: used memory over {duration(scale.end_s)}"
+    least = None
     if worst is not None:
-        said += f"; least free {size(worst.least_free_bytes)} after {duration(worst.least_free_at_s)}"
+        least = f"least free {size(worst.least_free_bytes)} after {duration(scale.since_launch(worst.least_free_at_s))}"
+        said += f"; {least}"
     parts: list[Child] = [
         element("text", "total", x=f"{_LEFT - 1}%", y=_TOP + 4, class_="tick end"),
         element("text", "0", x=f"{_LEFT - 1}%", y=bottom + 4, class_="tick end"),
@@ -92,6 +98,7 @@ def _chart(record: AttemptRecord, trace: MemoryTrace, rank: int, worst: WindowMe
         element("span", f"Rank {rank}", class_="bar-title"),
         element("span", f"device {device}", class_="rank"),
         element("span", f"of {size(total)}", class_="against"),
+        element("span", least, class_="least") if least is not None else None,
     )
     return element("figure", caption, svg, class_="chart")
 
@@ -102,10 +109,16 @@ def _total_bytes(record: AttemptRecord, device: str) -> int | None:
 
 
 class _Scale:
-    """Seconds and bytes to percent of the chart's width and to units of the drawing."""
+    """Seconds and bytes to percent of the chart's width and to units of the drawing.
 
-    def __init__(self, end_s: float, total_bytes: int) -> None:
-        self.end_s, self.total_bytes = end_s, total_bytes
+    Times are shown from the launch on, as everywhere on the page; the trace begins a little before it.
+    """
+
+    def __init__(self, end_s: float, total_bytes: int, *, launch_s: float) -> None:
+        self.end_s, self.total_bytes, self.launch_s = end_s, total_bytes, launch_s
+
+    def since_launch(self, at_s: float) -> float:
+        return max(0.0, at_s - self.launch_s)
 
     def percent(self, at_s: float) -> float:
         return _LEFT + _ACROSS * min(1.0, max(0.0, at_s / self.end_s))
@@ -163,74 +176,84 @@ def _thinned(points: Sequence[Point]) -> Sequence[Point]:
 def _times(scale: _Scale, bottom: int) -> list[Element]:
     parts = [element("line", x1=f"{_LEFT}%", x2=f"{_LEFT + _ACROSS}%", y1=bottom, y2=bottom, class_="axis")]
     for index in range(_TICKS + 1):
-        at_s = scale.end_s * index / _TICKS
+        since_s = scale.since_launch(scale.end_s) * index / _TICKS
         anchor = "start" if index == 0 else "end" if index == _TICKS else "middle"
         inner = " inner" if 0 < index < _TICKS else ""
-        x = f"{scale.percent(at_s):.3f}%"
-        parts.append(element("text", duration(at_s), x=x, y=bottom + 20, class_=f"tick {anchor}{inner}"))
+        x = f"{scale.percent(scale.launch_s + since_s):.3f}%"
+        parts.append(element("text", duration(since_s), x=x, y=bottom + 20, class_=f"tick {anchor}{inner}"))
     return parts
 
 
 def _marks(trace: MemoryTrace, scale: _Scale, bottom: int) -> list[Element]:
-    """Where phases began; a name only where it has room, all of them are in the table."""
-    parts: list[Element] = []
+    """Where phases began; a name only where it has room, all of them are in the table. Names lie over the lines."""
+    lines: list[Element] = []
+    names: list[Element] = []
     ends = [0.0] * _ROWS
     for mark in trace.marks:
         at = scale.percent(mark.at_s)
-        row = next((row for row in range(_ROWS) if ends[row] <= at), None)
+        right = at > _LEFT + _ACROSS - _LABEL_ROOM
+        first = at - _LABEL_ROOM if right else at
+        row = next((row for row in range(_ROWS) if ends[row] <= first), None)
         y = 10 if row is None else 10 + 13 * row
-        title = element("title", f"{words(mark.phase)} {duration(mark.at_s)}")
-        parts.append(
+        title = element("title", f"{words(mark.phase)} {duration(scale.since_launch(mark.at_s))}")
+        lines.append(
             element("line", title, x1=f"{at:.3f}%", x2=f"{at:.3f}%", y1=_TOP if row is None else y + 2, y2=bottom,
                     class_="phase-mark")
         )  # fmt: skip
         if row is None:
             continue
-        right = at > _LEFT + _ACROSS - _LABEL_ROOM
-        ends[row] = 100.0 if right else at + _LABEL_ROOM
-        parts.append(
+        ends[row] = first + _LABEL_ROOM
+        names.append(
             element("text", words(mark.phase), x=f"{at:.3f}%", y=y, dx=-3 if right else 3,
                     class_=f"phase-label {'end' if right else 'start'}")
         )  # fmt: skip
-    return parts
+    return [*lines, *names]
 
 
 def _least_free_point(worst: WindowMemory, total_bytes: int, scale: _Scale) -> Element:
     used = total_bytes - worst.least_free_bytes
     x, y = scale.percent(worst.least_free_at_s), _TOP + _HEIGHT * scale.y(used) / _HIGH
-    left = x > _LEFT + _ACROSS / 2
-    label = element(
-        "text", f"least free {size(worst.least_free_bytes)}", x=f"{x:.3f}%", y=max(y, _TOP) + 18, dx=-8 if left else 8,
-        class_=f"least {'end' if left else 'start'}",
-    )  # fmt: skip
-    return element("g", element("circle", cx=f"{x:.3f}%", cy=f"{y:.1f}", r=4, class_="least-dot"), label)
+    return element("circle", cx=f"{x:.3f}%", cy=f"{y:.1f}", r=4, class_="least-dot")
+
+
+def _raised(window: WindowMemory, before_bytes: int | None) -> str:
+    """Against the highest that the rank had in any phase before; nothing in the first one."""
+    return "" if before_bytes is None else size(max(0, window.peak_used_bytes - before_bytes))
 
 
 def _phase_table(record: AttemptRecord) -> Element | None:
-    """Every phase with the rank that had the least free memory in it."""
+    """Every phase with the rank that had the least free memory in it, and by how much it raised that rank's peak.
+
+    From phase to phase the raises add up to the peak of the whole attempt.
+    """
     phases = record.trace.phases if record.trace is not None else ()
     if not phases:
         return None
+    launch_s = next((phase.start_s for phase in phases if phase.phase == LAUNCH), 0.0)
     rows = []
+    highest: dict[int, int] = {}
     for phase in phases:
         seen = [window for window in phase.devices if window is not None]
         tight = min(seen, key=lambda window: window.least_free_bytes, default=None)
         cells = (
             (NOT_STATED, NOT_STATED, NOT_STATED)
             if tight is None
-            else (size(tight.peak_used_bytes), size(tight.least_free_bytes), size(tight.growth_bytes))
+            else (size(tight.peak_used_bytes), size(tight.least_free_bytes), _raised(tight, highest.get(tight.rank)))
         )
+        for window in seen:
+            highest[window.rank] = max(window.peak_used_bytes, highest.get(window.rank, 0))
+        begun = "launch" if phase.start_s <= launch_s else f"+{duration(phase.start_s - launch_s)}"
         rows.append(
             element(
                 "tr",
                 element("th", words(phase.phase), scope="row"),
-                element("td", f"+{duration(phase.start_s)}", class_="num"),
+                element("td", "" if phase.phase == BEFORE else begun, class_="num"),
                 element("td", duration(phase.end_s - phase.start_s), class_="num"),
                 [element("td", cell, class_="num") for cell in cells],
                 element("td", "" if tight is None else f"{tight.rank} ({tight.device})", class_="rank"),
             )
         )
-    names = ("from", "for", "peak used", "least free", "grew by")
+    names = ("from", "for", "peak used", "least free", "raised the peak by")
     head: tuple[Child, ...] = (
         "phase",
         *(element("th", name, class_="num", scope="col") for name in names),

@@ -166,6 +166,26 @@ def test_vllm_plan_prices_a_window(tmp_path: Path) -> None:
     assert "does not fit: 0.39x" in plan_document["notes"][0]
 
 
+VLLM = ("--policy", "vllm", "--total", "80 GiB", "--weights", "40 GiB", "--utilization", "0.9")
+
+
+def test_what_nobody_gave_is_no_zero() -> None:
+    status, text = run(*VLLM)
+    assert status == 0
+    assert "at most 32.00 GiB left for the KV cache" in text
+    assert " 0.00 GiB" not in text
+    assert "peak activation             not given" in text
+    assert "not given, and so not taken off: peak activation (--activation), CUDA graphs (--graph-estimate)" in text
+    _, found = document(*VLLM, "--activation", "2 GiB")
+    assert (found["upper_bound"], found["left_bytes"]) == (True, 30 * GIB)
+    assert [term["name"] for term in found["terms"]] == ["requested", "weights and non-torch", "peak activation"]
+    _, found = document(*VLLM, "--activation", "2 GiB", "--graph-estimate", "1 GiB")
+    assert ("upper_bound" in found, found["left_bytes"]) == (False, 29 * GIB)
+    # from 0.27 on the peak that is printed has the graphs in it
+    _, found = document(*VLLM, "--activation", "2 GiB", "--release", "0.27.0")
+    assert ("upper_bound" in found, found["left_bytes"]) == (False, 30 * GIB)
+
+
 def test_vllm_release_gives_the_default_utilization() -> None:
     _, plan_document = document("--policy", "vllm", "--release", "0.32.0", "--total", "100 GiB", "--weights", "50 GiB")
     assert plan_document["available_bytes"] == 42 * GIB
@@ -205,7 +225,20 @@ def test_the_simulated_target_is_planned_without_configuration(tmp_path: Path, m
         (("--policy", "neuron", "--platform", "gpu", "--weights", "8 GiB"), "'gpu'"),
         (("--policy", "rdna4", "--utilization", "0.9"), "--graphs"),
         (("--policy", "rdna4", "--utilization", "0.9", "--graphs", "6"), "--max-model-len"),
-        (("--policy", "rdna4", "--utilization", "1.5", "--graphs", "6"), "<= 1"),
+        (
+            ("--policy", "rdna4", "--utilization", "95", "--graphs", "6"),
+            "is 95.0; expected a number above 0 and at most 1",
+        ),
+        (
+            ("--policy", "rdna4"),
+            "--utilization is not given: read it from the deploy, its default differs by release; --graphs",
+        ),
+        (
+            ("--policy", "rdna4"),
+            "--max-model-len is not given: the KV reserve is priced for one window; --weights is not",
+        ),
+        (("--policy", "vllm"), "--total is not given: the device's memory; --weights is not given"),
+        (("--policy", "neuron"), "it sizes the HBM; --weights is not given"),
         (("--policy", "vllm"), "--release"),
         (("--target", "nobody", "--config", "/nonexistent/kvbudget.toml"), "cannot be read"),
         (("--policy", "neuron", "--env", "X"), "NAME=VALUE"),

@@ -140,7 +140,7 @@ def test_a_ladder_with_survival_and_a_soak_come_out_the_same(
         *(findings[0].kind, findings[0].value, findings[0].failed_at),
     )
     for record in wild:
-        durations = floats(msgspec.to_builtins((record.timings, record.survival, record.soak)))
+        durations = floats(msgspec.to_builtins((record.timings, record.uses)))
         assert all(0 <= duration < HOURS_S for duration in durations), record.timings
         starts = [phase.start_s for phase in record.timings.phases]
         assert starts == sorted(starts)

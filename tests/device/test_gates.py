@@ -43,6 +43,14 @@ def test_documented_margins_of_the_rdna4_card() -> None:
     assert "911.36 MiB free" in lived.sentence
 
 
+def test_more_than_the_device_has_can_never_be_free() -> None:
+    seen = [rank(0, free=2 * GIB, used=30 * GIB)]
+    never = only(judge_memory(seen, MemoryGates(min_free_bytes=100 * GIB)))
+    assert never.verdict is Verdict.MARGINAL
+    assert never.sentence.endswith("was asked for, and can never be: the device has 32.00 GiB in all")
+    assert "never" not in only(judge_memory(seen, MemoryGates(min_free_bytes=32 * GIB))).sentence
+
+
 def test_growth_and_use_fail() -> None:
     ranks = [rank(0, free=1, used=90, first=10, last=15), rank(1, free=1, used=80, first=10, last=40)]
     used, growth = judge_memory(ranks, MemoryGates(max_used_bytes=85, max_growth_bytes=20))

@@ -75,6 +75,66 @@ def test_every_built_in_backend_is_found(make: Any) -> None:
         backend_of(make('backend = "sglang"\n'))
 
 
+# -- flags that the shape renders itself
+
+VLLM_SERVED = 'devices = [0]\n{command}[target.it.shape]\nmodel = "m"\n{extra}'
+
+
+@pytest.mark.parametrize("backend", [*BUILT_IN])
+@pytest.mark.parametrize(
+    ("words", "flag", "key"),
+    [
+        (["--max-num-seqs", "4"], "--max-num-seqs", "max_num_seqs of the shape"),
+        (["--max_num_seqs=4"], "--max_num_seqs", "max_num_seqs of the shape"),
+        (["--gpu-memory-util", "0.95"], "--gpu-memory-util, short for --gpu-memory-utilization,", "gpu_memory_util"),
+        (["--load-format", "dummy", "--kv-cache-memory-bytes", "2000000000"], "--kv-cache-mem", "kv_cache_memory_byt"),
+        (["-tp", "2"], "-tp", "tensor_parallel_size of the shape"),
+        (["--tensor-parallel-size=2"], "--tensor-parallel-size", "tensor_parallel_size of the shape"),
+        (["--max-model-len", "4096"], "--max-model-len", "max_model_len of the shape"),
+        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype", "kv_cache_dtype of the shape"),
+        (["--max-num-batched-tokens", "1"], "--max-num-batched-tokens", "max_num_batched_tokens of the shape"),
+        (["--no-enforce-eager"], "--no-enforce-eager", "enforce_eager of the shape"),
+        (["--model", "other"], "--model", "model of the shape"),
+        (["--port", "8000"], "--port", "port of the target"),
+        (["--host=0.0.0.0"], "--host", "host of the target"),
+    ],
+)
+def test_a_flag_that_the_shape_renders_is_refused_beside_it(
+    make: Any, backend: str, words: list[str], flag: str, key: str
+) -> None:
+    head = f'backend = "{backend}"\n'
+    with pytest.raises(ConfigError) as refused:
+        backend_of(make(head + VLLM_SERVED.format(command="", extra=f"extra_args = {words}\n")))
+    assert "kvbudget.toml [target.it] shape.extra_args: " + flag in str(refused.value)
+    assert key in str(refused.value)
+    command = ["numactl", "--membind=0", "vllm", "serve", *words]
+    loaded = make(head + VLLM_SERVED.format(command=f"command = {command}\n", extra=""))
+    with pytest.raises(ConfigError, match=r"\[target\.it\] command: " + flag):
+        backend_of(loaded)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["podman", "run", "--host", "a", "--model=b", "image", "vllm", "serve", "--max-log-len", "10"],
+        ["./serve.sh", "--port", "8000", "--m", "x"],
+        ["python", "-m", "vllm.entrypoints.openai.api_server", "--model-impl", "auto", "--max-seq-len-to-capture", "1"],
+    ],
+)
+def test_flags_of_a_wrapper_and_flags_that_only_look_alike_are_passed_on(make: Any, command: list[str]) -> None:
+    extra = 'extra_args = ["--model-loader-extra-config", "{}", "--port-range", "1", "--served-model-name", "m"]\n'
+    _, rendering = rendered(
+        make('backend = "vllm"\n' + VLLM_SERVED.format(command=f"command = {command}\n", extra=extra))
+    )
+    assert rendering.argv[: len(command)] == tuple(command)
+
+
+def test_a_wrapper_that_sets_what_the_shape_sets_is_refused(make: Any) -> None:
+    command = ["./serve.sh", "--max-model-len", "4096"]
+    with pytest.raises(ConfigError, match="command: --max-model-len would override the shape's max_model_len"):
+        backend_of(make('backend = "vllm"\n' + VLLM_SERVED.format(command=f"command = {command}\n", extra="")))
+
+
 # -- rdna4
 
 

@@ -79,13 +79,11 @@ def test_a_server_that_gives_no_good_answer_is_unknown_and_ends_the_soak(answer:
         result = Soak(client, spec, window=4096, alive=lambda: True).run()
     assert 1 <= result.failed <= 2, "each of the two that were under way, and none after them"
     judged = judge_soak(result, None, sample_s=None)
-    assert judged is not None
     assert (judged[0], judged[1] is not None and judged[1].failure_class) == (Verdict.UNKNOWN, "request_failed")
 
 
 def test_a_soak_that_sent_nothing_proves_nothing() -> None:
     judged = judge_soak(soaked(1.0, sent=0), None, sample_s=0.1)
-    assert judged is not None
     assert judged[0] is Verdict.UNKNOWN
 
 
@@ -101,11 +99,11 @@ def test_the_least_room_of_the_control_group_is_kept() -> None:
     ("result", "limit", "verdict", "failure_class"),
     [
         # 2 MiB, the smallest step that torch's allocator takes, in an hour: below 4 MiB, not below 1 MiB an hour
-        (soaked(HOUR_S, level()), 4 * MIB, None, None),
+        (soaked(HOUR_S, level()), 4 * MIB, Verdict.PASS, None),
         (soaked(HOUR_S, level()), 1 * MIB, Verdict.UNKNOWN, "soak_too_short"),
         # the same level seen for a minute only: 120 MiB an hour could hide in it
         (soaked(60.0, level()), 119 * MIB, Verdict.UNKNOWN, "soak_too_short"),
-        (soaked(60.0, level()), 120 * MIB, None, None),
+        (soaked(60.0, level()), 120 * MIB, Verdict.PASS, None),
         (soaked(HOUR_S, level(), None), 64 * MIB, Verdict.UNKNOWN, "memory_unseen"),
         (soaked(HOUR_S), 64 * MIB, Verdict.UNKNOWN, "memory_unseen"),
         # ten parts of two samples each, ten a second: two seconds
@@ -123,18 +121,16 @@ def test_the_least_room_of_the_control_group_is_kept() -> None:
     ],
 )
 def test_growth_counts_only_where_it_is_certain(
-    result: SoakResult, limit: int, verdict: Verdict | None, failure_class: str | None
+    result: SoakResult, limit: int, verdict: Verdict, failure_class: str | None
 ) -> None:
     judged = judge_soak(result, limit, sample_s=0.1)
-    found = (None, None) if judged is None or judged[1] is None else (judged[0], judged[1].failure_class)
-    assert found == (verdict, failure_class)
-    if judged is not None and verdict is Verdict.UNKNOWN:
+    assert (judged[0], None if judged[1] is None else judged[1].failure_class) == (verdict, failure_class)
+    if verdict is Verdict.UNKNOWN:
         assert "INCONCLUSIVE" in judged[2]
 
 
 def test_without_a_probe_a_short_soak_is_unseen() -> None:
     judged = judge_soak(soaked(0.5), 64 * MIB, sample_s=None)
-    assert judged is not None
     assert judged[1] is not None
     assert judged[1].failure_class == "memory_unseen"
 
@@ -167,3 +163,28 @@ def test_several_checks_are_one_verdict_and_none_is_forgotten(
 def test_no_checks_are_no_verdict() -> None:
     with pytest.raises(ValueError, match="no checks"):
         together([])
+
+
+@pytest.mark.parametrize(
+    ("result", "sample_s", "said"),
+    [
+        (soaked(0.1), 0.1, "0.1 s are too short to see growth: 10 parts of two samples each take 2 s"),
+        (soaked(60.0, level(), None), 0.1, "the memory of a rank was not seen throughout the 60.0 s"),
+        (soaked(60.0), None, "nobody can read this target's device memory"),
+    ],
+)
+def test_growth_that_cannot_be_told_is_no_pass_though_no_limit_was_asked_for(
+    result: SoakResult, sample_s: float | None, said: str
+) -> None:
+    verdict, _, sentence = judge_soak(result, None, sample_s=sample_s)
+    assert verdict is Verdict.UNKNOWN
+    assert "INCONCLUSIVE" in sentence
+    assert said in sentence
+
+
+def test_growth_is_told_with_its_confidence_though_no_limit_was_asked_for() -> None:
+    grows = GrowthTrend(rank=0, bytes_per_hour=100.0 * MIB, plus_minus=8.0 * MIB)
+    # a step of 2 MiB may be under way at either end of the hour
+    verdict, cause, sentence = judge_soak(soaked(HOUR_S, grows), None, sample_s=0.1)
+    assert (verdict, cause) == (Verdict.PASS, None)
+    assert "rank 0 grew by 100.00 MiB ± 10.00 MiB per hour in 3600.0 s" in sentence

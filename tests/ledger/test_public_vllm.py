@@ -624,7 +624,7 @@ def test_code_that_raises_is_quoted_as_its_message() -> None:
         ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "torch", "devices_busy"),
         ("OSError: You are trying to access a gated repo.", "torch", "model_not_found"),
         (
-            "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 73)",
+            "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 7)",
             "torch",
             "host_memory_limit",
         ),

@@ -13,7 +13,8 @@ from pytest_kvbudget.ledger.grammar.model import Row
 from pytest_kvbudget.ledger.lines import HEAD_BYTES, TAIL_BYTES, LineSplitter
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.ledger.notation import NotationError
-from pytest_kvbudget.ledger.reader import MOST_BOOTS, LedgerReader
+from pytest_kvbudget.ledger.reader import LedgerReader
+from pytest_kvbudget.ledger.services import MOST_BOOTS
 from pytest_kvbudget.verdict import Phase, Provenance
 from tests.ledger.support import DATA, GIB, read, read_bytes
 

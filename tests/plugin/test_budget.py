@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_kvbudget.verdict import Verdict
-from tests.conftest import Project
+from tests.conftest import Project, properties
 
 NEURON = """
 [target.core]
@@ -46,6 +48,12 @@ def test_equal_totals_compile_for_one_another(project: Project) -> None:
     project.tests(PARITY)
     project.run().assert_outcomes(passed=1)
     device, compiled = project.attempts()
+    # neither side is in trouble: the device's engine was ended by us, the other one did what it was for
+    assert (device.verdict, compiled.verdict) == (Verdict.PASS, Verdict.PASS)
+    assert compiled.message.startswith("compiled: ")
+    (use,) = device.uses
+    assert (use.verdict, use.cause) == (Verdict.PASS, None)
+    assert "the CPU compile plans the same KV cache" in use.message
     assert device.ledger is not None
     assert compiled.ledger is not None
     assert device.ledger.number("kv_tokens") == compiled.ledger.number("kv_tokens")
@@ -59,6 +67,57 @@ def test_a_device_that_reports_less_than_the_table_stays_cold(project: Project) 
     result.stdout.fnmatch_lines(
         ["*CPU compile plans * tokens of KV cache and the device *the compile cache stays cold*"]
     )
+    device, compiled = project.attempts()
+    assert (device.verdict, compiled.verdict) == (Verdict.PASS, Verdict.PASS)
+    (use,) = device.uses
+    assert use.cause is not None
+    assert (use.verdict, use.cause.failure_class) == (Verdict.ERROR, "parity_missed")
+
+
+def test_a_passing_parity_says_nothing_of_a_death(project: Project) -> None:
+    neuron(project)
+    project.tests(PARITY)
+    result = project.run("-rA", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*Engine died*")
+    assert properties(project.junit()["test_parity"])["kvbudget.verdict"] == "PASS"
+
+
+def test_a_compile_that_is_refused_says_why(project: Project) -> None:
+    neuron(project)
+    path = project.path / "kvbudget.toml"
+    override = '[target.core.env]\nNEURON_PLATFORM_TARGET_OVERRIDE = "trn3"\n'
+    path.write_text(path.read_text().replace(override, ""))
+    project.tests(PARITY)
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*compile_parity: the CPU compile came to nothing: *",
+            "*NEURON_PLATFORM_TARGET_OVERRIDE is needed with it*",
+            "*log *none: nothing was started",
+        ]
+    )
+    device, compiled = project.attempts()
+    assert (device.verdict, compiled.verdict) == (Verdict.PASS, Verdict.ERROR)
+    (use,) = device.uses
+    assert use.cause is not None
+    assert (use.verdict, use.cause.failure_class) == (Verdict.UNKNOWN, "parity_unknown")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n1",)], ids=["plain", "n1"])
+@pytest.mark.parametrize("dialect", ["vllm", "rdna4"])
+def test_parity_of_an_engine_that_never_compiles_on_a_cpu_is_no_test(
+    project: Project, dialect: str, arguments: tuple[str, ...]
+) -> None:
+    project.configure(shape="max_model_len = 4096", mock=f'dialect = "{dialect}"')
+    project.tests("import pytest\n\n@pytest.mark.compile_parity\ndef test_p(): pass\n")
+    result = project.run(*arguments)
+    assert result.ret != 0
+    assert "test_p: @pytest.mark.compile_parity tests nothing here: only Neuron compiles on a CPU" in (
+        result.stdout.str() + result.stderr.str()
+    )
+    assert not project.attempts()
 
 
 def test_a_shape_that_no_law_lets_boot_is_refused_before_it_starts(project: Project) -> None:

@@ -115,6 +115,35 @@ def test_where_the_axis_is_not_the_lever_three_boots_are_enough_and_the_lever_is
     )
 
 
+def test_where_a_longer_window_gets_further_the_ceiling_is_booted_before_all_is_called_empty(project: Project) -> None:
+    """What the plan reserves for a window the expert arena gives up, and the runtime needs: a short window has less."""
+    physics = """dialect = "rdna4"
+weights = "9 GiB"
+kv_bytes_per_token = 20000
+[target.card.mock.arena]
+slot_bytes = 160_000_000
+slots_min = 40
+registry_bytes_per_token = 21_000
+overhead_real = "6 GiB\""""
+    shape = 'gpu_memory_utilization = 0.97\nmax_num_seqs = 4\nextra_args = ["--expert-precise-memory"]'
+    (project.path / "kvbudget.toml").write_text(card(mock=physics, shape=shape))
+    project.tests("""
+import pytest
+
+@pytest.mark.ladder(start=262_144, floor=4096)
+def test_window(kv_engine): ...
+""")
+    assert chances(project, "max_model_len", [4096, 262_144]) == {4096: 0.0, 262_144: 1.0}
+
+    result = project.run()
+
+    result.assert_outcomes(failed=1)
+    (record,) = project.findings()
+    assert record.finding.kind is FindingKind.NON_MONOTONE, record.finding.sentence
+    assert "although 262,144 passed, each of them twice" in record.finding.sentence
+    result.stdout.fnmatch_lines(["*262,144  PASS*beside the proof*"])
+
+
 NOISY = """
 kv_bytes_per_token = 1024
 activation_per_window_token = "128 KiB"

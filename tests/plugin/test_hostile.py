@@ -130,3 +130,48 @@ def test_t(kv_engine, kv_serve):
     result = project.run("--timeout", "2")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*Timeout*"])
+
+
+@pytest.mark.parametrize("value", ["abc", "a-longer-one"])
+def test_a_secret_that_the_engine_prints_back_is_in_no_record_page_or_terminal(project: Project, value: str) -> None:
+    project.tests(f"""
+import pytest
+@pytest.mark.kv_shape(max_model_len=4096, extra_args=["--no-such-flag", "--api-key", "{value}"])
+def test_boots(kv_engine): pass
+""")
+
+    result = project.run("--junitxml=junit.xml")
+
+    result.assert_outcomes(errors=1)
+    (record,) = project.attempts()
+    assert "unrecognized arguments: --no-such-flag --api-key <removed>" in record.message
+    (folder,) = (path.parent for path in project.path.rglob("attempt.json"))
+    assert f"--api-key {value}" in (folder / "engine.log").read_text()  # the engine's own words stay as they are
+    for text in (result.stdout.str(), *(path.read_text() for path in (*folder.glob("*.json"), *folder.glob("*.html")))):
+        assert f"--api-key {value}" not in text
+
+
+def test_a_folder_and_a_model_with_letters_that_the_locale_lacks(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project.path / "bü"
+    project.configure(shape='env = { NAME = "ü" }')
+    folder.mkdir()
+    text = (project.path / "kvbudget.toml").read_text().replace('"simulated"', '"modell-ü"')
+    (folder / "kvbudget.toml").write_text(text)
+    (project.path / "kvbudget.toml").unlink()
+    project.tests(
+        "import pytest\n@pytest.mark.ladder(start=53_248, floor=49_152)\ndef test_w(kv_engine): pass", "bü/test_w.py"
+    )
+    monkeypatch.chdir(folder)
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+
+    result = project.run("test_w.py")
+
+    result.assert_outcomes(passed=1)
+    (first, _) = project.attempts()
+    assert (first.shape.model, first.shape.env["NAME"]) == ("modell-ü", "ü")
+    assert "modell-ü" in first.command
+    assert str(folder / "kvbudget.toml") in first.target.origin
+    assert list(folder.rglob("ladder.html"))

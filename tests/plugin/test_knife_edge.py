@@ -49,7 +49,7 @@ def card(*, seqs: int, length: int, pool: int, rate: int, peak: int, free: int) 
 
 
 def only(project: Project) -> AttemptRecord:
-    (record,) = project.attempts()
+    (record,) = project.used()
     return record
 
 
@@ -82,9 +82,9 @@ def test_survives(kv_engine):
     assert record.ledger is not None
     assert record.ledger.number("tried_alloc_bytes") == 50 * MIB
     assert record.ledger.number("free_bytes") == 0
-    assert record.survival is not None
-    assert [request.ended for request in record.survival.requests] == ["died"]
-    assert record.survival.verdict is Verdict.FAIL
+    assert record.uses[-1].survival is not None
+    assert [request.ended for request in record.uses[-1].survival.requests] == ["died"]
+    assert record.uses[-1].survival.verdict is Verdict.FAIL
     # both sides: lines of the engine's log, and what its client was told
     assert [bool(entry.line) for entry in record.cause.evidence][-1:] == [False]
     assert record.cause.evidence[-1].text.startswith("client: the generation of 995 prompt and 261,149 answer tokens: ")
@@ -114,10 +114,10 @@ def test_survives(kv_engine, kv_ledger):
     result.assert_outcomes(passed=1)
     record = only(project)
     assert record.verdict is Verdict.PASS
-    assert record.survival is not None
-    (request,) = record.survival.requests
+    assert record.uses[-1].survival is not None
+    (request,) = record.uses[-1].survival.requests
     assert (request.ended, request.generated_tokens) == ("held", 4096)
-    (gate,) = record.gates  # rdna4 asks for 512 MiB where nobody asks for more
+    (gate,) = record.uses[-1].gates  # rdna4 asks for 512 MiB where nobody asks for more
     assert (gate.gate, gate.limit_bytes, gate.verdict) == ("min_free", 512 * MIB, Verdict.PASS)
     assert gate.measured_bytes == pytest.approx(free, abs=16 * rate)
     assert record.trace is not None
@@ -158,7 +158,13 @@ def test_after(kv_engine): ...
     )
     result = project.run()
     result.assert_outcomes(passed=3)
-    assert only(project).verdict is Verdict.MARGINAL
+    (record,) = project.attempts()
+    verdicts = {use.test: use.verdict for use in record.uses}
+    assert verdicts == {
+        "test_it.py::test_before": Verdict.PASS,
+        "test_it.py::test_survives": Verdict.MARGINAL,
+        "test_it.py::test_after": Verdict.PASS,
+    }
     said = [line.partition(": MARGINAL: ")[0] for line in result.outlines if ": MARGINAL: " in line]
     assert said == ["test_it.py::test_survives"]
 
@@ -212,8 +218,7 @@ def test_a_request_that_asks_too_much_is_an_error_of_the_test(project: Project) 
         """
 import pytest
 
-@pytest.mark.knife_edge(prompt_tokens=5_000, max_tokens=16)
-def test_survives(kv_engine): ...
+def test_survives(kv_survival): kv_survival.check(prompt_tokens=5_000, max_tokens=16)
 """
     )
     project.run().assert_outcomes(failed=1)
@@ -236,8 +241,8 @@ def test_survives(kv_engine): ...
     )
     project.run().assert_outcomes(passed=1)
     record = only(project)
-    assert record.survival is not None, "two at once do not fit, one waits for the other and both are served"
-    assert all(request.survived for request in record.survival.requests)
+    assert record.uses[-1].survival is not None, "two at once do not fit, one waits for the other and both are served"
+    assert all(request.survived for request in record.uses[-1].survival.requests)
 
 
 def test_an_engine_that_never_answers_is_unknown(project: Project) -> None:
@@ -265,13 +270,16 @@ def test_survives(kv_survival, kv_trace):
     found = kv_survival.check(prompt_tokens=100)
     assert [request.prompt_tokens for request in found.requests] == [100]
     (rank,) = kv_trace.since("request")
+    with pytest.raises(ValueError, match="phase is 'reqest'; did you mean 'request'"):
+        kv_trace.since("reqest")
+    assert kv_trace.since("shutdown") == (None,)
     assert rank.least_free_bytes > 0
 """
     )
     project.run().assert_outcomes(passed=1)
     record = only(project)
-    assert record.survival is not None
-    assert [request.prompt_tokens for request in record.survival.requests] == [100]
+    assert record.uses[-1].survival is not None
+    assert [request.prompt_tokens for request in record.uses[-1].survival.requests] == [100]
 
 
 @pytest.mark.parametrize("arguments", [(), ("-n2",)], ids=["plain", "n2"])
@@ -279,7 +287,7 @@ def test_survives(kv_survival, kv_trace):
     ("marker", "said"),
     [
         ("min_free='3 GB', hold=1", "knife_edge: min_free: '3 GB' has the unit 'GB'"),
-        ("prompt_tokens=0", "knife_edge: prompt_tokens: Expected `int` >= 1"),
+        ("prompt_tokens=0", "knife_edge: prompt_tokens: is 0; expected "),
         ("hold=1, tokens=3", "knife_edge: tokens: unknown key"),
     ],
 )
@@ -332,6 +340,6 @@ def test_survives(kv_engine):
     record = only(project)
     assert record.cause is not None
     assert (record.verdict, record.cause.failure_class) == (Verdict.UNKNOWN, "memory_unseen")
-    assert record.survival is not None
-    assert all(request.survived for request in record.survival.requests)
+    assert record.uses[-1].survival is not None
+    assert all(request.survived for request in record.uses[-1].survival.requests)
     result.stdout.fnmatch_lines(["*no rank's memory was seen (*mem_info_vram_used: cannot be read: No such file*"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pytest_kvbudget.config import load
 from pytest_kvbudget.device.leases import acquire
 from pytest_kvbudget.engine.backends.mock import MockBackend
 from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.search.model import SetBound
 from pytest_kvbudget.verdict import FindingKind, Verdict
 from tests.conftest import Project, rows
 from tests.plugin.searching import GIB, card, chances, gib, largest, neuron, smallest
@@ -310,7 +312,9 @@ def test_boots_of_a_round_run_side_by_side_and_find_the_same(project: Project) -
     assert side_by_side
     assert all(one[0] != two[0] for one, two in side_by_side), "a device has one boot at a time"
     counted = [attempt for attempt in project.attempts() if attempt.verdict in {Verdict.PASS, Verdict.FAIL}]
-    assert finding.boots == len(counted) == len(rows(result.outlines))
+    ended = [verdict for _, verdict in rows(result.outlines)]
+    assert finding.boots == len(counted) == len(ended) - ended.count("UNKNOWN")
+    assert len(record.attempts) == len(project.attempts()) == len(ended), "every boot has a row and is in the finding"
 
 
 SLOW_BELOW = """#!{python}
@@ -344,8 +348,15 @@ def test_boots_that_others_have_answered_are_called_off_and_are_no_verdict(proje
     called_off = [attempt for attempt in project.attempts() if attempt.verdict is Verdict.UNKNOWN]
     assert any((attempt.shape.max_model_len or 0) < 40_000 for attempt in called_off)
     assert finding.boots == len(project.attempts()) - len(called_off)
-    shown = {shown for shown, _ in rows(result.outlines)}
-    assert not shown & {str(attempt.shape.max_model_len) for attempt in called_off}
+    assert {shown for shown, verdict in rows(result.outlines) if verdict == "UNKNOWN"} == {
+        str(attempt.shape.max_model_len) for attempt in called_off
+    }
+    assert record.why.count("called off") == len(called_off)
+    listed = [line for line in result.outlines if re.match(r" +\d+  [\d,]+ +UNKNOWN  called off$", line)]
+    assert len(listed) == len(called_off)
+    assert "interrupted" not in result.stdout.str()
+    page = next(project.path.rglob("ladder.html")).read_text()
+    assert page.count('<tspan class="why"> called off</tspan>') == len(called_off)
 
 
 INTERRUPT = """
@@ -378,9 +389,14 @@ def test_an_interruption_shows_every_boot_that_it_cut_short(project: Project) ->
     assert all(attempt.message.startswith("interrupted: ") for attempt in project.attempts())
     said = "undecided: the run was interrupted; --kvbudget-resume takes over what is finished; *"
     result.stdout.fnmatch_lines(["test_it.py::test_window:", said])
-    shown = [line for line in result.outlines if re.match(r" +\d  [\d,]+  UNKNOWN  ", line)]
+    shown = [line for line in result.outlines if re.match(r" +\d  [\d,]+  UNKNOWN  interrupted$", line)]
     assert len(shown) == 3
-    assert not any("confirmation" in line for line in shown)
+    assert [verdict for _, verdict in rows(result.outlines)] == ["UNKNOWN"] * 3
+    assert record.why == ("interrupted",) * 3
+    assert "called off" not in result.stdout.str()
+    page = next(project.path.rglob("ladder.html")).read_text()
+    assert page.count('<tspan class="why"> interrupted</tspan>') == 3
+    assert len(list(project.path.rglob("rung.html"))) == 3
 
 
 @pytest.mark.parametrize("skew", ["0", "512 MiB"])
@@ -411,6 +427,74 @@ def test_winner_and_neighbour_are_of_one_kind_of_device(project: Project, skew: 
     for number in cards:
         best, _ = largest(chances(project, "max_model_len", RUNGS, cards=[number]))
         assert best == finding.value, "of the cards that it was proven on, it is the largest window"
+    bounds_hold(project, finding.sets)
+    if len(finding.sets) > 1:
+        result.stdout.fnmatch_lines([f"*device sets differ, and this holds for devices {finding.sets[0].devices[0]}*"])
+        assert cards <= {int(device) for device in finding.sets[0].devices}
+
+
+def bounds_hold(project: Project, sets: Sequence[SetBound]) -> None:
+    """What a finding says of each kind of device set is so, by the physics of its cards."""
+    for bound in sets:
+        for device in bound.devices:
+            best, _ = largest(chances(project, "max_model_len", RUNGS, cards=[int(device)]))
+            assert bound.passed is None or bound.passed <= best
+            assert bound.failed_at is None or bound.failed_at > best
+
+
+PICKED = """
+from pytest_kvbudget.search.strategies import Bisect
+from pytest_kvbudget.device_sets import DeviceSets
+
+rungs = [{passing}, {failing}]
+take, index = DeviceSets.take, Bisect.next_index
+
+def picked(self, shape, *, who, label=None, **more):
+    card = "0"
+    if label is None and shape.max_model_len in rungs:
+        rungs.remove(shape.max_model_len)
+        card = "1"
+    wanted = [lease for lease in self._spare if lease.devices == (card,)]
+    self._spare = (*wanted, *(lease for lease in self._spare if lease not in wanted))
+    return take(self, shape, who=who, label=label, **more)
+
+def first(self, axis, history):
+    told = {{trial.value for trial in history}}
+    left = [value for value in ({passing}, {failing}) if value not in told]
+    return axis.index_at_or_below(left[0]) if left else index(self, axis, history)
+
+DeviceSets.take, Bisect.next_index = picked, first
+"""
+"""Two rungs are booted first, and on card 1; every other boot is on card 0 unless another set is asked for."""
+
+
+def test_a_lesser_card_is_named_with_what_it_is_good_for(project: Project) -> None:
+    """Card 1 has 1 GiB less free: eight thousand tokens at 128 KiB."""
+    physics = f'kv_bytes_per_token = 1024\nactivation_per_window_token = "128 KiB"\ndevice_skew = "1 GiB"\n{SLOW}'
+    config = card(mock=physics, shape='kv_cache_memory_bytes = "1 GiB"', devices="0, 1")
+    (project.path / "kvbudget.toml").write_text(config)
+    ladder(project, ", strategy='bisect'")
+    strong, weak = (largest(chances(project, "max_model_len", RUNGS, cards=[number])) for number in (0, 1))
+    assert weak[0] < strong[0]
+    project.tests(PICKED.format(passing=weak[0], failing=strong[0]), "conftest.py")
+
+    result = project.run()
+
+    result.assert_outcomes(passed=1)
+    (record,) = project.findings()
+    finding = record.finding
+    assert (finding.kind, finding.value, finding.failed_at) == (FindingKind.PROVEN, *strong)
+    bounds_hold(project, finding.sets)
+    assert [bound.devices for bound in finding.sets] == [("0",), ("1",)]
+    assert (finding.sets[1].passed, finding.sets[1].failed_at) == (weak[0], strong[0])
+    (label,) = {attempt.device_set for attempt in project.attempts() if attempt.target.devices == ("1",)}
+    said = (
+        f"on devices 1 ({label}) max_model_len {strong[0]:,} failed: deploy at most {weak[0]:,} there, "
+        "the largest that passed"
+    )
+    assert said in finding.sentence
+    assert said in " ".join(" ".join(result.outlines).split())
+    assert said in html.unescape(next(project.path.rglob("ladder.html")).read_text())
 
 
 def test_a_sweep_uses_several_devices_too(project: Project) -> None:

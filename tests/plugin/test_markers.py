@@ -42,6 +42,18 @@ WRONG = {
         "@pytest.mark.kv_shape(max_model_length=1)",
         "*@pytest.mark.kv_shape: max_model_length: unknown key*max_num_seqs*",
     ),
+    "shape of a ladder's axis": (
+        "@pytest.mark.ladder(start=8192, floor=4096)\n@pytest.mark.kv_shape(max_model_len=4096)",
+        "*@pytest.mark.kv_shape sets max_model_len, and @pytest.mark.ladder moves it*",
+    ),
+    "two promises": (
+        "@pytest.mark.ladder(start=8192, floor=4096, windows=1)\n@pytest.mark.boot_gate(windows=2)",
+        "*@pytest.mark.ladder(windows=1) and @pytest.mark.boot_gate(windows=2)*give it once",
+    ),
+    "flag of the shape": (
+        "@pytest.mark.kv_shape(extra_args=['--max-num-seqs', '4'])",
+        "*@pytest.mark.kv_shape: extra_args: --max-num-seqs would override the shape's max_num_seqs*",
+    ),
     "size": (
         "@pytest.mark.kv_shape(kv_cache_memory_bytes='50 MB')",
         "*@pytest.mark.kv_shape: kv_cache_memory_bytes: '50 MB' has the unit 'MB'*",
@@ -224,3 +236,75 @@ def test_markers_are_registered(project: Project) -> None:
 
     for name in ("ladder", "boot_gate", "knife_edge", "kv_soak", "kv_shape"):
         result.stdout.fnmatch_lines([f"@pytest.mark.{name}(*"])
+
+
+IMPOSSIBLE = {
+    "longer than the window": (
+        "@pytest.mark.kv_shape(max_model_len=4096)\n@pytest.mark.knife_edge(prompt_tokens=4096)",
+        "*prompt_tokens=4,096 and one token of an answer do not fit into a window of 4,096 tokens (max_model_len)",
+    ),
+    "longer with its answer": (
+        "@pytest.mark.kv_shape(max_model_len=4096)\n@pytest.mark.knife_edge(prompt_tokens=4000, max_tokens=97)",
+        "*prompt_tokens=4,000 and max_tokens=97 do not fit into a window of 4,096 tokens (max_model_len)",
+    ),
+    "longer than the lowest rung": (
+        "@pytest.mark.ladder(start=8192, floor=4096)\n@pytest.mark.knife_edge(prompt_tokens=5000)",
+        "*do not fit into a window of 4,096 tokens (the ladder's floor)",
+    ),
+}
+
+
+@DISTRIBUTIONS
+@pytest.mark.parametrize(("marks", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_what_cannot_be_is_said_before_anything_boots(
+    project: Project, how: tuple[str, ...], marks: str, message: str
+) -> None:
+    project.tests(f"import pytest\n{marks}\ndef test_it(kv_engine): pass\n")
+
+    result = project.run(*how)
+
+    text = (result.stderr if not how else result.stdout).str()
+    assert result.ret == (pytest.ExitCode.USAGE_ERROR if not how else pytest.ExitCode.TESTS_FAILED)
+    (result.stderr if not how else result.stdout).fnmatch_lines([f"*test_it.py::test_it: {message}"])
+    assert "INTERNALERROR" not in text
+    assert project.attempts() == []
+
+
+def test_a_shape_of_a_conftest_may_make_room(project: Project) -> None:
+    project.tests(
+        "import pytest\n@pytest.fixture\ndef kv_shape(kv_shape): return kv_shape.merged(max_model_len=8192)",
+        "conftest.py",
+    )
+    marks, _ = IMPOSSIBLE["longer than the window"]
+    project.tests(f"import pytest\n{marks}\ndef test_it(kv_engine): pass\n")
+
+    project.run().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("field", ["lnc=2", "reserved_headroom='4 GiB'"])
+def test_a_mark_that_the_targets_engine_does_not_read_is_refused(project: Project, field: str) -> None:
+    (project.path / "kvbudget.toml").write_text(
+        "[target.gpu]\nbackend = 'vllm'\ndevices = [0]\n[target.gpu.shape]\nmodel = 'm'\n"
+    )
+    project.tests(f"import pytest\n@pytest.mark.kv_shape({field})\ndef test_it(kv_engine): pass\n")
+
+    result = project.run()
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    name = field.partition("=")[0]
+    result.stderr.fnmatch_lines(
+        [f"*test_it: @pytest.mark.kv_shape on target gpu: shape.{name}: is a Neuron setting; backend 'vllm' has none"]
+    )
+
+
+def test_a_misspelt_field_in_a_conftest_shows_the_conftest_and_nothing_of_the_plugin(project: Project) -> None:
+    project.tests(
+        "import pytest\n@pytest.fixture\ndef kv_shape(kv_shape): return kv_shape.merged(max_modle_len=8)", "conftest.py"
+    )
+    project.tests("import pytest\n@pytest.mark.boot_gate\ndef test_a(): pass\ndef test_b(kv_engine, kv_ledger): pass\n")
+
+    result = project.run()
+
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["E *max_modle_len: unknown key; did you mean 'max_model_len'? expected model, *"])
+    result.stdout.no_fnmatch_line("*pytest_kvbudget/*.py:[0-9]*")

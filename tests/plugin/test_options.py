@@ -172,6 +172,35 @@ def test_the_configuration_is_the_nearest_one_upward_from_the_tests(project: Pro
     named.stdout.fnmatch_lines(["kvbudget: target card *"])
 
 
+@DISTRIBUTIONS
+@pytest.mark.parametrize("above", [True, False])
+def test_a_test_below_another_configuration_is_not_booted_on_the_wrong_target(
+    project: Project, how: tuple[str, ...], above: bool
+) -> None:
+    own, deeper = project.path / "kvbudget.toml", project.path / "svc" / "kvbudget.toml"
+    deeper.parent.mkdir()
+    deeper.write_text(own.read_text())
+    if not above:
+        own.unlink()
+    project.tests(BOOT + LADDER, "svc/test_svc.py")
+    project.tests("def test_plain(): pass", "other/test_other.py")
+
+    result = project.run(*how, *(() if above else ("--kvbudget-target=mock-r9700",)))
+    named = project.run(*how, "--kvbudget-config", str(deeper), "-k", "not window")
+    alone = project.run(*how, "svc", "-k", "not window")
+
+    text = result.stdout.str() + result.stderr.str()
+    assert result.ret == (4 if not how else 1)
+    assert f"belongs to {deeper}, and this run's arguments lead to " in text
+    assert f"lead to {own}; run" in text or "lead to the built-in simulated target mock-r9700" in text
+    assert f"pytest {deeper.parent}, or name one for all with --kvbudget-config" in text
+    assert "INTERNALERROR" not in text
+    assert named.parseoutcomes()["passed"] == 2
+    assert alone.parseoutcomes()["passed"] == 1
+    assert {record.target.name for record in project.attempts()} == {"card"}
+    assert len(project.attempts()) == 2
+
+
 def test_pyproject_can_hold_the_configuration(project: Project) -> None:
     (project.path / "kvbudget.toml").unlink()
     (project.path / "pyproject.toml").write_text("[tool.kvbudget.target.mine]\nbackend = 'mock'\n")
@@ -297,3 +326,39 @@ def test_a_time_is_shown_with_its_day(project: Project, how: tuple[str, ...]) ->
     tomorrow = before + timedelta(days=1)
     result.stdout.fnmatch_lines([f"kvbudget: until {tomorrow:%Y-%m-%d %H:%M} (local time): no boot of a search *"])
     assert len(project.attempts()) == 1
+
+
+@DISTRIBUTIONS
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("kvbudget_strategy = luck", "kvbudget_strategy in */pytest.ini is 'luck'; expected one of *"),
+        ("kvbudget_require_hardware = true", "*is simulated*and kvbudget_require_hardware in */pytest.ini is set*"),
+        ("kvbudget_config = no.toml", "kvbudget_config in */pytest.ini: */no.toml is not a file"),
+        (
+            "kvbudget_target = crad",
+            "*no target 'crad' (kvbudget_target in */pytest.ini); did you mean 'card'? it has card",
+        ),
+        ("kvbudget_archive = test_it.py", "kvbudget_archive in */pytest.ini: */test_it.py cannot hold records*"),
+    ],
+)
+def test_a_wrong_value_of_the_ini_file_is_not_blamed_on_the_command_line(
+    project: Project, how: tuple[str, ...], line: str, message: str
+) -> None:
+    project.tests(BOOT)
+    (project.path / "pytest.ini").write_text(f"[pytest]\n{line}\n")
+
+    result = project.run(*how)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: kvbudget: {message}"])
+
+
+def test_the_default_archive_is_the_same_from_every_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project.path / "pytest.ini").write_text("[pytest]\n")
+    project.tests(BOOT, "svc/test_it.py")
+    project.run().assert_outcomes(passed=1)
+    monkeypatch.chdir(project.path / "svc")
+    project.run().assert_outcomes(passed=1)
+
+    assert len(list((project.path / "kvbudget-archive").rglob("attempt.json"))) == 2

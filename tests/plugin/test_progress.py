@@ -21,6 +21,7 @@ def test_shows(pytestconfig, capfd):
     one = snapshot("w=1", Phase.PROFILE, 3.0)
     line.show(one)
     line.show(one, snapshot("w=2", Phase.WEIGHTS_LOAD, 12.4))
+    line.show(snapshot("w=3", Phase.UNKNOWN, 1.0))
     line.end()
     line.close()
     assert capfd.readouterr().out == ""
@@ -36,7 +37,7 @@ def showing(project: Project) -> Project:
 def test_several_boots_share_one_line(showing: Project) -> None:
     with pytest_on_a_terminal(showing.path, "test_it.py") as terminal:
         terminal.expect(r"\rw=1: profile 3 s  what it said last\x1b\[K")
-        terminal.expect(r"^\rw=1: profile 3 s  \|  w=2: weights_load 12 s\x1b\[K\r\x1b\[K")
+        terminal.expect(r"^\rw=1: profile 3 s  \|  w=2: weights_load 12 s\x1b\[K\rw=3: starting 1 s")
         terminal.expect("1 passed")
 
 

@@ -45,7 +45,7 @@ def test_runs_unchanged_on_every_simulated_target(project: Project, config: str)
     project.run().assert_outcomes(passed=1)
     (record,) = project.attempts()
     assert record.verdict is Verdict.PASS
-    assert record.survival is not None
-    assert [request.ended for request in record.survival.requests] == ["held"]
+    assert record.uses[-1].survival is not None
+    assert [request.ended for request in record.uses[-1].survival.requests] == ["held"]
     assert record.trace is not None
     assert record.trace.leaks == ()

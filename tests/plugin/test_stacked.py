@@ -87,6 +87,17 @@ def test_the_second_ladder_is_climbed_at_the_winner_of_the_first(project: Projec
     assert said["kvbudget.max_num_seqs.record"] != said["kvbudget.record"]
 
 
+def test_what_the_body_printed_goes_with_the_row_that_is_taken_over(project: Project) -> None:
+    hybrid(project)
+    project.tests(STACKED.format(floor=8) + "    print('the body was here')\n")
+    (seqs, _), _ = truth(project)
+
+    project.run("--junitxml=junit.xml", "-o", "junit_logging=all").assert_outcomes(passed=1)
+
+    case = project.junit()[f"test_deploy[max_num_seqs={seqs},max_model_len={WINDOW}]"]
+    assert "the body was here" in "".join(case.itertext())
+
+
 @DISTRIBUTIONS
 def test_the_winner_of_the_first_is_known_to_the_second_and_not_booted_again(
     project: Project, how: tuple[str, ...]
@@ -101,7 +112,10 @@ def test_the_winner_of_the_first_is_known_to_the_second_and_not_booted_again(
     assert boots[seqs, WINDOW] == 1
     assert max(boots.values()) == 1
     result.stdout.fnmatch_lines(
-        [f"test_it.py::test_deploy[[]max_num_seqs={seqs},max_model_len={WINDOW}[]] PASS *taken over from this run*"]
+        [
+            f"test_it.py::test_deploy[[]max_num_seqs={seqs},max_model_len={WINDOW}[]] PASS *taken over from "
+            f"max_model_len={WINDOW},max_num_seqs={seqs} of this run, where the body ran*"
+        ]
     )
     second = next(record for record in project.findings() if record.finding.axis.name == "max_model_len")
     assert second.finding.reused == 1

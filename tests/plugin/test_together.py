@@ -50,7 +50,7 @@ def test_pytest_html_has_a_row_with_verdict_and_links_for_each_rung(project: Pro
         "test_it.py::test_window[max_model_len=40960]": "PASS",
         "test_it.py::test_window[max_model_len=45056]": "PASS",
         "test_it.py::test_window[max_model_len=49152]": "PASS",
-        "test_it.py::test_window": "PROVEN",
+        "test_it.py::test_window": "Proven",
         "test_it.py::test_boots": "PASS",
     }
     assert column == {
@@ -62,6 +62,19 @@ def test_pytest_html_has_a_row_with_verdict_and_links_for_each_rung(project: Pro
         for link in links.values():
             assert (project.path / "out" / link).is_file(), link
             assert link.startswith("../kvbudget-archive/")
+
+
+def test_pytest_html_says_sizes_of_rungs_that_count_in_bytes(project: Project) -> None:
+    project.tests("""
+import pytest
+
+@pytest.mark.headroom_sweep(knob="kv_cache_memory_bytes", start="48 MiB", step="16 MiB", floor="16 MiB")
+@pytest.mark.kv_shape(max_model_len=4096)
+def test_pool(kv_ledger): ...
+""")
+    project.run("--html=report.html", "--self-contained-html")
+    page = html.unescape(html.unescape((project.path / "report.html").read_text()))
+    assert re.search(r'col-testId[^<>]*>test_it.py::test_pool\[kv_cache_memory_bytes=50331648\] \(48[.0]* MiB\)<', page)
 
 
 @DISTRIBUTIONS
@@ -144,7 +157,7 @@ def test_boots(kv_engine, capfd):
 """)
 
     with pytest_on_a_terminal(project.path, "test_it.py") as terminal:
-        terminal.expect(r"\n\r[^\r\n]*max_model_len=4096[^\r\n]*: [a-z_]+ \d+ s [^\r\n]*\x1b\[K")
+        terminal.expect(r"\n\rtest_it\.py::test_[a-z]+: [a-z_]+ \d+ s [^\r\n]*\x1b\[K")
         terminal.expect(r"\r\x1b\[K[^\r\n]*\.")
         terminal.expect(r"1 passed")
 

@@ -8,7 +8,7 @@ from pytest_kvbudget.device.trace import Gap, MemoryTrace, PhaseMark, Series, en
 from pytest_kvbudget.engine.soak import GrowthTrend, SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.memory import TraceSummary
-from pytest_kvbudget.records import AttemptRecord
+from pytest_kvbudget.records import AttemptRecord, UseRecord
 from pytest_kvbudget.report.html import write_attempt_page
 from pytest_kvbudget.units import GIB, MIB
 from pytest_kvbudget.verdict import Verdict
@@ -49,11 +49,14 @@ def page_of(root: Path, record: AttemptRecord, seen: MemoryTrace | None) -> Node
 
 def test_each_rank_has_its_memory_over_time_with_phases_and_the_least_free_point(tmp_path: Path) -> None:
     page = page_of(tmp_path, attempt(241_664), trace())
-    first, second = page.all("svg", "trace")
+    first, _ = page.all("svg", "trace")
     assert [node.text for node in first.all("text", "phase-label")] == ["launch", "weights load", "ready", "teardown"]
-    assert first.one("text", "least").text == "least free 58.00 MiB"
-    assert second.one("text", "least").text == "least free 11.27 GiB"  # 31.86 - 20 - 0.59
-    assert "least free 58.00 MiB after 10 s" in first.attributes["aria-label"]
+    # launched 1 s after the first sample, and everything on the page counts from there
+    assert [node.text for node in page.all("span", "least")] == [
+        "least free 58.00 MiB after 9.0 s",
+        "least free 11.27 GiB after 4.0 s",  # 31.86 - 20 - 0.59
+    ]
+    assert "least free 58.00 MiB after 9.0 s" in first.attributes["aria-label"]
     # steps: idle until 5 s of 20, then 20 GiB more until 10 s
     path = first.one("path", "trace-line").attributes["d"]
     steps = [(float(x), float(y)) for x, y in re.findall(r"H([0-9.]+)V([0-9.]+)", path)]
@@ -71,6 +74,9 @@ def test_phases_say_what_the_tightest_rank_had(tmp_path: Path) -> None:
     page = page_of(tmp_path, attempt(241_664), trace())
     rows = table_rows(page, "trace-phases")
     assert [row[0] for row in rows] == ["before", "launch", "weights load", "ready", "teardown"]
+    assert [row[1] for row in rows] == ["", "launch", "+4.0 s", "+11 s", "+17 s"]
+    # 600 MiB when idle, 58 MiB short of 31.86 GiB while the weights load: what is raised adds up to the peak
+    assert [row[5] for row in rows] == ["", "0 B", "31.22 GiB", "0 B", "0 B"]
     assert rows[3][3:] == ["31.80 GiB", "58.00 MiB", "0 B", "0 (0)"]
     assert "order of cards" in page.text
 
@@ -95,8 +101,8 @@ def test_requests_traffic_and_gates_are_shown(tmp_path: Path) -> None:
             kind="prefill", ended="died", prompt_tokens=262_143, max_tokens=1, seconds=2.5, message="connection reset"
         ),
     )  # fmt: skip
-    record = attempt(
-        241_664,
+    use = UseRecord(
+        test="test_it.py::test_edge", verdict=Verdict.FAIL, message="died",
         survival=SurvivalResult(window=262_144, pool_tokens=1_350_182, requests=requests),
         soak=SoakResult(
             sent=30, failed=2, seconds=61.0, message="status 500",
@@ -109,13 +115,14 @@ def test_requests_traffic_and_gates_are_shown(tmp_path: Path) -> None:
             ),
         ),
     )  # fmt: skip
-    page = page_of(tmp_path, record, None)
+    page = page_of(tmp_path, attempt(241_664, uses=(use,)), None)
     assert table_rows(page, "requests") == [
         ["generation", "held", "995", "261,149", "4,096", "1.0 s", "9.2 s", "500.0", ""],
         ["prefill", "died", "262,143", "1", "0", "not stated", "2.5 s", "not stated", "connection reset"],
     ]
     assert "30 in 61 s, 2 failed" in page.text
-    assert "3.00 MiB ± 1.00 MiB per hour" in page.text
+    # a step of 2 MiB may be under way at either end of 61 s: 118.03 MiB an hour
+    assert "3.00 MiB ± 119.03 MiB per hour" in page.text
     assert "not seen throughout" in page.text
     assert table_rows(page, "gates") == [
         ["min free", "MARGINAL", "1 (1)", "58.00 MiB", "512.00 MiB", "min_free: too little"]
@@ -124,3 +131,17 @@ def test_requests_traffic_and_gates_are_shown(tmp_path: Path) -> None:
 
 def test_a_boot_of_which_nothing_was_asked_has_no_such_section(tmp_path: Path) -> None:
     assert "After the boot" not in page_of(tmp_path, attempt(241_664), None).text
+
+
+def test_the_tests_that_shared_an_engine_have_a_verdict_each(tmp_path: Path) -> None:
+    soak = SoakResult(sent=30, failed=0, seconds=61.0)
+    uses = (
+        UseRecord(test="test_it.py::test_before", verdict=Verdict.PASS, message="ready after 41 s"),
+        UseRecord(test="test_it.py::test_soak", verdict=Verdict.UNKNOWN, message="too short", soak=soak),
+    )
+    page = page_of(tmp_path, attempt(241_664, rung=None, uses=uses), None)
+    assert table_rows(page, "uses") == [
+        ["test_it.py::test_before", "PASS", "ready after 41 s"],
+        ["test_it.py::test_soak", "UNKNOWN", "too short"],
+    ]
+    assert page.one("h3", "use").text == "test_it.py::test_soak", "whose the traffic below is"

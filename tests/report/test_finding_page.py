@@ -142,7 +142,7 @@ def test_a_number_without_a_unit_goes_with_its_name() -> None:
 
 
 def test_neighbours_of_the_proof_are_counted_apart() -> None:
-    assert "This took 4 boots, beside 2 neighbours of the proof." in proof(finding_record((), boots=4, neighbours=2))
+    assert "This took 4 boots, and 2 boots beside the proof." in proof(finding_record((), boots=4, neighbours=2))
 
 
 def test_a_confirmation_that_was_taken_over_is_called_one() -> None:
@@ -154,7 +154,7 @@ def test_a_confirmation_that_was_taken_over_is_called_one() -> None:
     ]  # fmt: skip
     taken = f"taken over from run {EARLIER.run}"
     assert [boot.remarks for boot in boots(record, attempts)] == [
-        (taken,), (taken,), ("confirmation", taken), ("neighbour of the proof", taken),
+        (taken,), (taken,), ("confirmation", taken), ("beside the proof", taken),
     ]  # fmt: skip
 
 

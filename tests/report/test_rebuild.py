@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_kvbudget.cli import main
+from pytest_kvbudget.records import UseRecord
 from pytest_kvbudget.verdict import Verdict
 from tests.report.building import RUN, attempt, write_attempt, write_ladder
 
@@ -62,6 +63,28 @@ def test_every_line_of_a_simulated_device_says_so(tmp_path: Path, capsys: pytest
     heads = [line for line in out.splitlines()[:-1] if not line.startswith(" ")]
     assert len(heads) == 2
     assert all(line.startswith("SIMULATED ") for line in heads)
+
+
+def test_tests_that_shared_a_boot_are_listed_each_with_its_own_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uses = (
+        UseRecord(test="a.py::test_before", verdict=Verdict.PASS, message="ready after 41 s"),
+        UseRecord(test="a.py::test_knife", verdict=Verdict.FAIL, message="max_used: rank 0 used 31.00 GiB"),
+    )
+    write_attempt(tmp_path, attempt(4_096, test="a.py::test_before", rung=None, uses=uses))
+    _, out, _ = said(tmp_path, capsys)
+    assert [line for line in out.splitlines() if "::" in line] == [
+        "a.py::test_before: PASS: ready after 41 s",
+        "a.py::test_knife: FAIL: max_used: rank 0 used 31.00 GiB",
+    ]
+
+
+def test_a_boot_that_was_called_off_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    off = "interrupted: this boot was called off before it had a verdict"
+    write_attempt(tmp_path, attempt(4_096, Verdict.UNKNOWN, message=off, cause=None))
+    status, out, _ = said(tmp_path, capsys)
+    assert (status, out) == (0, "1 page written\n")
 
 
 def test_an_empty_archive_is_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_the_same_number_is_not_said_twice() -> None:
     assert numbers.count("58.00 MiB") == 1
     other = attempt(241_664, hint=Hint(limits=(Limit(name="kv_check", margin_bytes=20 * MIB),)))
     (numbers,) = [line for line in attempt_lines(other) if "numbers" in line]
-    assert "slack at KV check 20.00 MiB, least device memory free 58.00 MiB" in numbers
+    assert "slack at KV check 20.00 MiB, device memory free when ready 58.00 MiB" in numbers
 
 
 def test_a_scaled_pool_is_named_as_the_winner_had_it() -> None:

@@ -67,8 +67,8 @@ def test_an_engine_that_boots_is_killed_by_its_largest_request(project: Callable
     assert record.cause.failure_class == "host_oom_killed", output
     assert record.cause.phase is Phase.REQUEST, output
     assert any("Killed process" in evidence.text for evidence in record.cause.evidence), output
-    assert record.survival is not None
-    assert [request.ended for request in record.survival.requests] == ["died"]
+    assert record.uses[-1].survival is not None
+    assert [request.ended for request in record.uses[-1].survival.requests] == ["died"]
 
 
 def test_with_a_looser_limit_it_survives(project: Callable[[], Project], group: Path) -> None:
@@ -76,8 +76,8 @@ def test_with_a_looser_limit_it_survives(project: Callable[[], Project], group: 
     output = run(it, group, 3 * 2**30)
     ((_, record),) = it.attempts()
     assert record.verdict is Verdict.PASS, output
-    assert record.survival is not None
-    assert all(request.survived for request in record.survival.requests)
-    margin = record.survival.least_host_free_bytes
+    assert record.uses[-1].survival is not None
+    assert all(request.survived for request in record.uses[-1].survival.requests)
+    margin = record.uses[-1].survival.least_host_free_bytes
     assert margin is not None
     assert 0 < margin < 3 * 2**30, "some of the room was taken, and what is left is the margin"

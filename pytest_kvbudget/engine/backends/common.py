@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_kvbudget.config import ConfigError, LoadedTarget, engine_environment
 from pytest_kvbudget.device.model import DeviceMemory, MemoryProbe, ProbeError
+from pytest_kvbudget.engine.backends.flags import SHAPE_FLAGS, check_command, check_extra_args
 from pytest_kvbudget.engine.model import Command
 from pytest_kvbudget.shape import Shape
 from pytest_kvbudget.units import MIB
@@ -23,21 +25,11 @@ GPU_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 RDNA4_MIN_FREE_BYTES: Final = 512 * MIB
 """Between the margins that the RDNA4 budget document measured: a shape with 0.13 GiB free died, one with 0.89 lived."""
 
-_FLAGS = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_dtype",
-    "tensor_parallel_size",
-    "gpu_memory_utilization",
-    "kv_cache_memory_bytes",
-)
-
 
 def vllm_flags(shape: Shape) -> tuple[str, ...]:
     """The flags of ``vllm serve`` for a shape, only what was asked for, in a fixed order; ``extra_args`` last."""
     flags: list[str] = []
-    for name in _FLAGS:
+    for name in SHAPE_FLAGS:
         value = getattr(shape, name)
         if value is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
@@ -69,6 +61,7 @@ def check_served(loaded: LoadedTarget, *, foreign: Mapping[str, str], variables:
         raise ConfigError(f"{loaded.origin} mock: is for backend 'mock'; this target's backend is {backend!r}")
     if target.shape.model is None:
         raise ConfigError(f"{loaded.origin} shape.model: is missing; expected a model name or folder")
+    check_words(loaded)
     for key, why in foreign.items():
         if getattr(target.shape, key) is not None:
             raise ConfigError(f"{loaded.origin} shape.{key}: {why}")
@@ -79,6 +72,16 @@ def check_served(loaded: LoadedTarget, *, foreign: Mapping[str, str], variables:
                     f"{loaded.origin} {where}.{name}: is {environ[name]!r}; expected it unset: an engine gets the "
                     "devices that were leased for it, name them with devices"
                 )
+
+
+def check_words(loaded: LoadedTarget) -> None:
+    """Check that neither command nor further flags of a target set what its shape sets.
+
+    Raises:
+        ConfigError: naming the key, the flag and where it belongs.
+    """
+    check_command(loaded.target.command or (), where=f"{loaded.origin} command")
+    check_extra_args(loaded.target.shape.extra_args, where=f"{loaded.origin} shape.extra_args")
 
 
 def check_numbers(loaded: LoadedTarget, devices: Iterable[str], *, what: str) -> None:
@@ -121,13 +124,18 @@ def slots_of(devices: Iterable[int | str], width: int) -> tuple[tuple[str, ...],
     return tuple(tuple(names[start : start + width]) for start in range(0, len(names) - width + 1, width))
 
 
+def _passed(text: str) -> str:
+    """Text of a configuration, which is UTF-8, as this process hands the same bytes on, whatever its locale is."""
+    return text if text.isascii() else os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
 def build_command(
     loaded: LoadedTarget, shape: Shape, *, argv: Sequence[str], added: Mapping[str, str], port: int
 ) -> Command:
     """Put a command together: environment of this process, then ``added``, then target's and shape's."""
-    own = {**added, **loaded.environment, **shape.env}
+    own = {name: _passed(value) for name, value in {**added, **loaded.environment, **shape.env}.items()}
     return Command(
-        argv=tuple(argv),
+        argv=tuple(map(_passed, argv)),
         env={**engine_environment(loaded, shape), **own},
         env_added=own,
         cwd=str(Path(loaded.folder).absolute()),

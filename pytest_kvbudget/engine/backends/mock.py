@@ -22,6 +22,7 @@ from pytest_kvbudget.engine.backends.common import (
     RDNA4_MIN_FREE_BYTES,
     build_command,
     check_numbers,
+    check_words,
     slots_of,
     vllm_flags,
 )
@@ -44,8 +45,9 @@ class MockBackend:
         """Check what only this backend can check.
 
         Raises:
-            ConfigError: for devices that are no card numbers, or too few of them.
+            ConfigError: for devices that are no card numbers or too few of them, and flags that the shape renders.
         """
+        check_words(loaded)
         check_numbers(loaded, map(str, loaded.target.devices), what="card")
         width = loaded.target.shape.tensor_parallel_size or _spec(loaded).ranks
         if loaded.target.devices and len(loaded.target.devices) < width:
@@ -60,7 +62,7 @@ class MockBackend:
 
     def lease_names(self, loaded: LoadedTarget, devices: Sequence[str]) -> tuple[str, ...]:
         """A simulated card is the tree it is in and its number."""
-        tree = sha256(str(_tree(loaded)).encode()).hexdigest()[:12]
+        tree = sha256(os.fsencode(_tree(loaded))).hexdigest()[:12]
         return tuple(f"mock-{tree}-{device}" for device in devices)
 
     def probe(self, loaded: LoadedTarget, devices: Sequence[str]) -> MemoryProbe:
@@ -120,5 +122,5 @@ def _tree(loaded: LoadedTarget) -> Path:
     spec = _spec(loaded)
     if spec.sysfs is not None:
         return Path(loaded.folder, spec.sysfs).absolute()
-    digest = sha256(f"{loaded.origin} {Path(loaded.folder).absolute()}".encode()).hexdigest()[:12]
+    digest = sha256(os.fsencode(f"{loaded.origin} {Path(loaded.folder).absolute()}")).hexdigest()[:12]
     return Path(tempfile.gettempdir(), f"kvbudget-mock-{os.getuid()}", f"{quote(loaded.name, safe='')}-{digest}")
