@@ -187,7 +187,8 @@ class BootState:
             self._vllm_like = True
         if text.pid is not None:
             known = self.names.get(text.pid)
-            if name is not None and (known is None or len(name) > len(known)) and len(self.names) < 65536:
+            # of one process lines may name less, and in other containers other processes have its number
+            if name is not None and (known is None or not known.startswith(name)) and len(self.names) < 65536:
                 self.names[text.pid] = known = name
             return known if text.pid in self.names else name, text.pid
         return name, None

@@ -29,15 +29,32 @@ class Text(NamedTuple):
     """Whose line it is where a log shipper mixes several: a service of compose, a pod with its container, a unit."""
 
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])|[\x00\x07]")
+_COLOUR = re.compile(
+    r"""
+      \x1b(?:\[[0-9;?]*[ -/]*[@-~] | \][^\x07\x1b]*(?:\x07|\x1b\\) | [()][0-9A-B])
+    | (?:\^\[|[\#\\]0[03]{2})\[[0-9;]*m                                    # the escape written out: "#033[1;36m"
+    | </?(?:b|font)\b[^<>]{0,60}>                                          # a terminal, saved as HTML
+    | [\x00\x07]
+    """,
+    re.VERBOSE,
+)
+_COLOURED: Final = ("\x1b", "\x00", "\x07", "\\0", "#0", "^[[", "</")
+"""Texts without any of these have no colour."""
 _OUTER = re.compile(
     r"""
-      \s*(?P<compose>[A-Za-z0-9][\w.@-]*)\s*\|\x20{1,2}                        # compose: "svc-1  | "; swarm: "svc.1.id@node | "
-    | \ufeff | (?:>\x20?)+                                                  # byte order mark; quoted in a thread
+      \s*(?P<compose>[A-Za-z0-9][\w.@-]*)\s*\|\x20{1,2}                # compose: "svc-1  | "; swarm: "svc.1.id@node | "
+    | \ufeff | (?:[>\u258e]\x20?)+ | \#\x20(?=[A-Z]{4,8}\s\d\d-\d\d\s)        # byte order mark; quoted; a comment
     | \[?pod/(?P<pod>[^\s\]]+)\]?\s                                         # kubectl logs --prefix
-    | \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s+     # RFC 3339: kubernetes, journald short-iso
-      (?:std(?:out|err)\s[FP]\s)?(?:(?P<iso>\S+\s[\w@.:-]+)\[\d+\]:\s)?
-    | [A-Z][a-z]{2}\s[\x20\d]\d\s\d\d:\d\d:\d\d(?:\.\d+)?\s(?P<unit>\S+\s[^\s:\[\]]+)(?:\[\d+\])?:\s   # syslog, journald short
+    | \s*\|\x20(?=\[\d{4}-\d\d-\d\dT)                                       # Buildkite
+    | (?:[A-Z]+\s)?\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?(?:\s\[resource\.[^\]]*\])?\s+
+      (?:std(?:out|err)\s[FP]\s)?(?:(?P<iso>\S+\s[\w@.:-]+)\[\d+\]:\s)?   # RFC 3339: kubernetes, journald, Google Cloud
+    | [A-Z][a-z]{2}\s[\x20\d]\d\s\d\d:\d\d:\d\d(?:\.\d+)?\s                     # syslog, journald short
+      (?P<unit>\S+\s[^\s:\[\]]+)(?:\[\d+\])?:\s
+    | \d{4}-\d\d-\d\d\s\d\d:\d\d:\d\d(?:[.,]\d+)?\s                          # a time alone; FastChat; Lemonade
+      (?:\|\s[A-Z]+\s\|\sstd(?:out|err)\s\|\s|\[\w+\]\s\(Process\)\s|(?!\s*[-|\[]))
+    | \[[A-Z]+\s*\]\s(?:PyProcess\s-\s)?W-\d+-\S+-std(?:out|err)(?:\sMODEL_LOG\s-|:)\x20   # TorchServe, SageMaker
+    | vLLM\sSTD(?:OUT|ERR):\s                                              # Unsloth
+    | [0-9a-z]{12,16}\[(?:info|warning|error)\]                            # RunPod
     """,
     re.VERBOSE,
 )
@@ -52,7 +69,7 @@ _RANK = re.compile(r"\s{0,8}\[rank(?P<rank>\d+)\]:\s?")
 _RECORD = re.compile(
     r"""
     \s{0,8}(?:                                                                                     # pasted, indented
-      (?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?:\d\d-\d\d\s\d\d:\d\d:\d\d(?:[.,]\d+)?\s+)?       # vLLM
+      (?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?:\d\d-\d\d\s\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?\s+)?    # vLLM
       (?:\[?[\w./-]+\.(?:py|cpp|cc|cu)(?::\d+)?\]\x20?)?
     | (?:DEBUG|INFO|WARNING|ERROR|CRITICAL):(?:[\w.]+:)?\s*                                        # uvicorn, logging
     | \d{4}-\d\d-\d\d\s\d\d:\d\d:\d\d[.,]\d+\s+-\s+[A-Z]+\s+-\s+[\w./]+:\d+\s+-\x20?               # vLLM Neuron
@@ -108,7 +125,7 @@ class _Layout(NamedTuple):
 
 def strip_ansi(text: str) -> str:
     """The text without terminal escape sequences."""
-    return _ANSI.sub("", text) if "\x1b" in text or "\x00" in text or "\x07" in text else text
+    return _COLOUR.sub("", text) if any(mark in text for mark in _COLOURED) else text
 
 
 def clean(piece: bytes) -> Iterable[Text]:
@@ -116,35 +133,29 @@ def clean(piece: bytes) -> Iterable[Text]:
     text = strip_ansi(piece.decode("utf-8", "replace"))
     layout = _known_layout(piece.translate(_ZEROED)) if len(piece) <= LONGEST_KNOWN else _layout(text)
     if not text.startswith("{", layout.inner):
-        return (_peel(text, layout, None, None, "", _service(text, layout)),)
-    return _texts(text, layout, None, None, None)
+        return (_peel(text, layout, None, None, ""),)
+    return _texts(text, layout, None, None)
 
 
 def _texts(
-    text: str,
-    layout: _Layout,
-    process: str | None,
-    pid: int | None,
-    service: str | None,
-    *,
-    depth: int = 0,
-    header: str = "",
+    text: str, layout: _Layout, process: str | None, pid: int | None, *, depth: int = 0, header: str = ""
 ) -> Iterator[Text]:
     depth += 1
-    service = _service(text, layout) or service
     if text.startswith("{", layout.inner) and depth < 4 and len(text) - layout.inner <= LONGEST_JSON:
         record = text[layout.inner :]
         decoded = _from_json(record)
         if decoded is not None:
             message, name, number, header = decoded
+            service = _service(text, layout)
             for line in message.splitlines() or [""]:
                 shown = strip_ansi(line)
                 inner = _layout(shown)
-                yield from _texts(shown, inner, name or process, number or pid, service, depth=depth, header=header)
+                for said in _texts(shown, inner, name or process, number or pid, depth=depth, header=header):
+                    yield said if said.service is not None else said._replace(service=service)
             return
         cut = record[:MOST_HEADER]
         header = header or (cut if any(f'"{key}"' in cut for key in _LEVEL_KEYS) else "")
-    yield _peel(text, layout, process, pid, header, service)
+    yield _peel(text, layout, process, pid, header)
 
 
 def _service(text: str, layout: _Layout) -> str | None:
@@ -195,7 +206,7 @@ def _inner(text: str) -> tuple[int, Span | None]:
     return start if match is None else match.end(), service
 
 
-def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, header: str, service: str | None) -> Text:
+def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, header: str) -> Text:
     if layout.process is not None and layout.pid is not None:
         process, pid = text[slice(*layout.process)], int(text[slice(*layout.pid)])
         if layout.ip is not None:
@@ -211,7 +222,7 @@ def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, head
     message = text[layout.start :]
     if "across cluster]" in message:
         message = _REPEATED.sub("", message)
-    return Text(message.rstrip(), process, pid, bool(header), header, service)
+    return Text(message.rstrip(), process, pid, bool(header), header, _service(text, layout))
 
 
 def _from_json(text: str) -> tuple[str, str | None, int | None, str] | None:

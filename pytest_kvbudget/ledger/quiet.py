@@ -19,7 +19,7 @@ MOST_REPEATED: Final = 4096
 _SPEAKER_WITHIN: Final = 160
 _SPEAKER_BYTES: Final = 48
 _LOAD = re.compile(
-    rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |#queue-req: )([0-9]+)(?:.*usage: ([0-9.]+)%)?"
+    rb"(?:Running: |#running-req: )([0-9]+).*?(?:Waiting: |Pending: |#queue-req: )([0-9]+)(?:.*?usage: ([0-9.]+)%)?"
 )
 _STATISTICS: Final = " reqs, Waiting: "
 _QUEUE: Final = "#queue-req: "

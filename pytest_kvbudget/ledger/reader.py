@@ -200,7 +200,7 @@ class LedgerReader:
         return {key: kind for loud in (first, *others) for key, kind in loud.items()} if others else first
 
     def _known(self, piece: bytes, kind: Kind) -> bool:
-        return all([quiet.known(piece, kind) for quiet in self._boots.quiets])
+        return all(quiet.known(piece, kind) for quiet in self._boots.quiets)
 
     def _pieces(self, block: bytes, survey: Survey, loud: Mapping[bytes, Kind], found: list[Milestone]) -> None:
         pieces = survey.pieces if survey.pieces is not None else split_pieces(block)

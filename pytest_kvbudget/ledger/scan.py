@@ -29,7 +29,10 @@ _SAMPLE_BYTES: Final = 4096
 """From the beginning of a block, to tell whether it is redrawn progress bars."""
 _NO_DIGIT = re.compile(r"\{[a-z][a-z0-9_]*:[a-z_]+\}|\{\d*,?\d*\}|0-9")
 """Parts of a pattern with digits that stand for no digit of a line."""
-TRACE_WORDS: Final = ("Traceback (most recent call last)", 'File "', "Error", "Exception", "KeyboardInterrupt", "Exit")
+TRACE_WORDS: Final = (
+    *("Traceback (most recent call last)", "Error", "Exception", "KeyboardInterrupt", "Exit"),
+    *('File "', "File /", "File ~"),
+)
 """What every line that matters to a traceback has one of."""
 
 _ALIVE: Final = frozenset({"alive", "asked"})

@@ -79,7 +79,7 @@ class Boots:
     @property
     def waits_for_more(self) -> bool:
         """A wrapped sentence is open: the next lines are needed whatever they contain."""
-        return any([service.state.waits_for_more for service in self._services])
+        return any(service.state.waits_for_more for service in self._services)
 
     @property
     def phase(self) -> Phase:

@@ -62,8 +62,8 @@ class Wrapped(msgspec.Struct, kw_only=True):
             evidence=evidence,
             process=process,
             header=text.header,
-            spaced=text.text,
-            tight=text.text,
+            spaced=_unescaped(text.text),
+            tight=_unescaped(text.text),
             loose=set(loose),
             seen=seen,
             found=found,
@@ -73,6 +73,7 @@ class Wrapped(msgspec.Struct, kw_only=True):
         """Add the next line; returns whether a figure at the end of the last one goes on in it."""
         goes_on = _NUMBER_GOES_ON.search(f"{self.spaced[-24:]}\n{text[:24]}") is not None
         number = goes_on and _REST_OF_NUMBER.match(text) is not None
+        text = _unescaped(text)
         self.spaced = f"{self.spaced.rstrip()}{'' if goes_on else ' '}{text.strip()}"
         self.tight += text.rstrip()
         self.left -= 1
@@ -96,6 +97,11 @@ class Wrapped(msgspec.Struct, kw_only=True):
                     ends |= {name} if match.end(name) == len(match.string) else set()
         self.loose = ends
         return found
+
+
+def _unescaped(text: str) -> str:
+    """A line without the backslash that says that it goes on."""
+    return text.rstrip().removesuffix("\\")
 
 
 class OpenSentences:

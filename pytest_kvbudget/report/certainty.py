@@ -8,12 +8,8 @@ from pytest_kvbudget.archive import AnyFinding
 from pytest_kvbudget.records import SweepRecord
 from pytest_kvbudget.report.numbers import size
 from pytest_kvbudget.report.searched import track_of
+from pytest_kvbudget.search.noise import origin
 
-_SOURCES: Final = {
-    "archive": "from repeated boots in the archive",
-    "residuals": "from this search's own boots",
-    "assumed": "assumed, not measured",
-}
 _BETWEEN: Final = {"archive": "repeated boots in the archive", "residuals": "this search's own boots"}
 
 
@@ -39,7 +35,7 @@ def noise(record: AnyFinding, what: str = "one sigma") -> str | None:
     source = found.sigma_source
     if not found.sigma_bytes and source in _BETWEEN:
         return f"none seen between {_BETWEEN[source]}"
-    return f"{what} is {size(found.sigma_bytes)}{'' if source is None else f', {_SOURCES[source]}'}"
+    return f"{what} is {size(found.sigma_bytes)}{'' if source is None else f', {origin(found.sigma_bytes, source)}'}"
 
 
 def deploy(record: AnyFinding) -> Deploy | None:

@@ -86,8 +86,8 @@ def _nothing(finding: Finding, where: str) -> str:
             "below it give less."
         )
     return (
-        f"Nothing on this ladder passes: its lowest rung, {where}, was booted and {_how(finding)}. The rungs above it "
-        "ask for more."
+        f"Nothing on this ladder passes: its lowest rung, {where}, was booted and {_how(finding)}. A larger value "
+        "is expected to take more memory, not less."
     )
 
 

@@ -308,13 +308,17 @@ def _estimate(ledger: BootLedger, axis: str, windows: int, *, scaled: bool) -> i
 
 
 def _pool_bytes(ledger: BootLedger, shape: Shape) -> tuple[float, float] | None:
-    """Bytes of the KV cache and half a unit of their last digit: the pinned ones exactly, else as printed."""
-    if shape.kv_cache_memory_bytes is not None:
-        return float(shape.kv_cache_memory_bytes), 0.0
-    available = _fact(ledger, "available_kv_bytes")
-    if available is None or float(available.value) <= 0:
-        return None
-    return float(available.value), available.precision
+    """Bytes of the KV cache and half a unit of their last digit: the pinned ones exactly, else as printed.
+
+    A variable of the environment may size the pool whatever is pinned (``VLLM_CPU_KVCACHE_SPACE`` on CPU, vLLM 0.32).
+    """
+    available, pinned = _fact(ledger, "available_kv_bytes"), shape.kv_cache_memory_bytes
+    printed = None if available is None or float(available.value) <= 0 else float(available.value)
+    if pinned is not None and (
+        printed is None or available is None or abs(printed - pinned) <= 2 * available.precision
+    ):
+        return float(pinned), 0.0
+    return None if printed is None or available is None else (printed, available.precision)
 
 
 def _fact(ledger: BootLedger, name: str) -> Value | None:

@@ -323,6 +323,8 @@ class Ladder:
             for rung in rungs.values()
             if rung.state is RungState.GOOD and len(rung.counted) < len(rung.trials)
         ]
+        if kind is FindingKind.EMPTY:
+            notes += sentences.refused_by_gate(self.axis, rungs.values(), self.ends[1])
         winner = rungs.get(self.ends[0] or 0)
         if winner is not None and winner.trial.verdict is Verdict.MARGINAL:
             notes.append(

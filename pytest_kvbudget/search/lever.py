@@ -83,8 +83,13 @@ def more_room_above(history: Sequence[Trial]) -> bool:
 
 
 def _got_further(one: Trial, other: Trial) -> bool:
-    """The larger value failed in a later phase, which every engine comes to after that of the smaller one's failure."""
+    """The larger value failed in a later phase, which every engine comes to after that of the smaller one's failure.
+
+    A test's own gate comes last: what it refused has booted.
+    """
     causes = [trial.cause for trial in sorted((one, other), key=lambda trial: trial.value)]
+    if causes[1] is not None and causes[1].by_gate:
+        return causes[0] is not None and not causes[0].by_gate
     phases = [
         _ORDERED.index(cause.phase) for cause in causes if cause and not cause.by_gate and cause.phase in _ORDERED
     ]
@@ -92,10 +97,10 @@ def _got_further(one: Trial, other: Trial) -> bool:
 
 
 def _less_missing(first: tuple[int, Limit], second: tuple[int, Limit]) -> bool:
+    """What an allocation missed at least counts like the rest: where it misleads, that costs the ceiling's boot."""
     (_, low), (_, high) = sorted((first, second), key=lambda point: point[0])
     blur = low.precision_bytes + high.precision_bytes
-    bounded = low.at_least or high.at_least or not 0 <= blur < math.inf
-    return not bounded and -math.inf < low.margin_bytes < high.margin_bytes - blur < 0
+    return 0 <= blur < math.inf and -math.inf < low.margin_bytes < high.margin_bytes - blur < 0
 
 
 def wants_more(cause: Cause | None, axis: str) -> bool:

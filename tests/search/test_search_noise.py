@@ -211,7 +211,10 @@ def test_a_quantum_below_three_sigma_is_raised_and_said() -> None:
     run(ladder, lambda ask: trial(ask.value, ask.value <= 70_000, abs(70_000 - ask.value) * 20_000.0))
     finding = ladder.finding()
     assert finding.axis.quantum == 12_288
-    assert "quantum raised from 4,096 to 12,288: three sigma (sigma 60.00 MiB, of repeated boots)" in finding.sentence
+    assert (
+        "quantum raised from 4,096 to 12,288: three sigma (sigma 60.00 MiB, from repeated boots in the archive)"
+        in finding.sentence
+    )
 
 
 def test_noise_below_a_third_of_a_quantum_leaves_it() -> None:
