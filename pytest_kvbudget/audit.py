@@ -73,7 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     live.add_argument("--source", metavar="DIR", help="folder of the engine's package, where it is not found")
     live.add_argument("--devices", metavar="LIST", help="cards to read, as the engine names them: 0,1")
     live.add_argument(
-        "--peer", type=_address, metavar="URL", help="address by which clients reach it: one chat completion is asked for"
+        "--peer",
+        type=_address,
+        metavar="URL",
+        help="address by which clients reach it: one chat completion is asked for",
     )
 
 
@@ -129,8 +132,8 @@ def _check(options: argparse.Namespace, terminal: TextIO | None) -> None:
     Raises:
         BudgetInputError: naming the option and what was expected.
     """
-    live = ("pid", "unit", "container", "peer", "devices")
-    if terminal is not None and terminal.isatty() and not options.log and all(getattr(options, n) is None for n in live):
+    live = (options.pid, options.unit, options.container, options.peer, options.devices)
+    if terminal is not None and terminal.isatty() and not options.log and all(each is None for each in live):
         raise BudgetInputError("nothing to audit; expected a log, - for standard input, --pid, --unit or --container")
     if options.source is not None and options.container is None:
         if options.pid is None and options.unit is None:

@@ -132,7 +132,14 @@ class EnginePool:
         who = f"boots of {shape.describe()}"
         return self._sets.hold(shape, at_most, who=who, wait=not self._running, longest_s=longest_s)
 
-    def start(self, request: BootRequest, *, device_set: str | None = None, longest_s: float | None = None) -> Booting:
+    def start(
+        self,
+        request: BootRequest,
+        *,
+        device_set: str | None = None,
+        longest_s: float | None = None,
+        known: Callable[[Booting], None] | None = None,
+    ) -> Booting:
         """Begin a boot in a thread of its own, on a set that `reserve` holds; one is leased where it holds none.
 
         Args:
@@ -140,6 +147,7 @@ class EnginePool:
             device_set: label of the set to boot on (`AttemptRecord.device_set`). A set that another process holds is
                 waited for; where none of that label can be had, any set is taken, and the record says which.
             longest_s: see `reserve`.
+            known: called before the engine is started: whoever shows boots knows of it, whatever interrupts this call.
 
         Raises:
             PoolError: as `boot`.
@@ -149,6 +157,8 @@ class EnginePool:
         attempt = self._make(request, latest, device_set=device_set, longest_s=longest_s)
         booting = Booting(attempt, latest, self._changed)
         self._running.append(booting)
+        if known is not None:
+            known(booting)
         booting.start()
         return booting
 

@@ -24,7 +24,7 @@ _LOAD = re.compile(
 _STATISTICS: Final = " reqs, Waiting: "
 _QUEUE: Final = "#queue-req: "
 _QUEUED = re.compile(rb"#queue-req: [1-9]")
-_RARE: Final = b"W"
+_RARE: Final = ord("W")
 """Begins ``Waiting``, and little else in a log: one byte is found quicker than a word."""
 _BEFORE_BYTES: Final = 20
 _BEHIND_BYTES: Final = 45
@@ -103,17 +103,16 @@ class Quiet:
     def _any_loud_statistics(self, block: bytes) -> bool:
         if _WAITING in block[: _BEFORE_BYTES + len(_WAITING)]:
             return True  # no line of an engine begins so
-        known, find, rare = self._known, block.find, _RARE
-        at = find(rare, _BEFORE_BYTES)
-        while at >= 0:
-            said = block[at - _BEFORE_BYTES : (behind := at + _BEHIND_BYTES)]
-            if said in known:
-                at = find(rare, behind)
-                continue
+        known, find = self._known, block.find
+        at = find(_RARE, _BEFORE_BYTES)
+        while True:
+            while (said := block[at - _BEFORE_BYTES : at + _BEHIND_BYTES]) in known:
+                at = find(_RARE, at + _BEHIND_BYTES)
+            if at < 0:
+                return False
             if block.startswith(_WAITING, at) and not self._harmless(said):
                 return True
-            at = find(rare, at + 1)
-        return False
+            at = find(_RARE, at + 1)
 
     def _harmless(self, said: bytes) -> bool:
         match, peak = _SAID.search(said), self._state.peak_usage

@@ -33,7 +33,9 @@ class Quotations:
         return quote != b""
 
     def cut(self, block: bytes) -> bytes:
-        r"""Lines (all end in ``\n``) with what is quoted left out: as many lines, and each keeps what precedes it."""
+        r"""Lines with what is quoted left out: each keeps what precedes it. As it is where one ends in ``\r``."""
+        if self._lately and b"\r" in block:
+            return block
         for quote in self._lately:
             block = self._cut(block, quote)
         return block

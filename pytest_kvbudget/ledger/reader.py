@@ -22,7 +22,7 @@ LONGEST_LAST_LINE = 400
 """Characters kept of the last line."""
 
 
-BLOCK_BYTES: Final = 256 * 1024
+BLOCK_BYTES: Final = 512 * 1024
 """Read at once: large enough to be quick, small enough that a line that has to be read does not slow down many."""
 SHORT_BYTES: Final = 4096
 """Of fewer new bytes every piece is looked at."""

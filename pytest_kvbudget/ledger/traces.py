@@ -28,6 +28,8 @@ _CONSEQUENCES: Final = frozenset(
         "EOFError",
         "MQEngineDeadError",
         "AsyncEngineDeadError",
+        "ActorDiedError",
+        "RayActorError",
     }
 )
 _CONSEQUENCE_TEXTS: Final = (

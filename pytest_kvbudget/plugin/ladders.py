@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import pytest
@@ -225,13 +226,19 @@ class LadderRun:
         pool = self._session.pool
         for plan in plans:
             if plan.label not in self._running:
-                request = question.request(plan, plan.shape)
-                started = pool.start(request, device_set=plan.device_set, longest_s=quest.left_s())
-                self._running[plan.label] = plan, started
+                pool.start(
+                    question.request(plan, plan.shape),
+                    device_set=plan.device_set,
+                    longest_s=quest.left_s(),
+                    known=partial(self._begun, plan),
+                )
         with self._session.timers.paused(self._item):
             first = pool.first_of([booting for _, booting in self._running.values()])
         label = next(label for label, (_, booting) in self._running.items() if booting is first)
         return self._running.pop(label)
+
+    def _begun(self, plan: RungPlan, booting: Booting) -> None:
+        self._running[plan.label] = plan, booting
 
     def _call_off(self, question: Question, part: Part) -> None:
         """End the boots under way that other boots have answered: their devices are for those that are wanted.

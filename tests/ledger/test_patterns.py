@@ -65,10 +65,10 @@ def test_boots_of_a_target_read_it_too(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[[pattern]]\nlines = 'x'\n", "lines: unknown key; did you mean 'line'"),
-        ("[[pattern]]\nphase = 'kv_check'\n", "missing required field `line`"),
+        ("[[pattern]]\nphase = 'kv_check'\n", "line: is missing; expected text"),
         ("[[pattern]]\nline = 'pool {kv:gigs}'\n", "has no such kind; known: gib"),
         ("[[pattern]]\nline = '{kv:gib}'\n", "no plain text"),
-        ("[[pattern]]\nline = 'pool'\nphase = 'checking'\n", "phase: Invalid enum value"),
+        ("[[pattern]]\nline = 'pool'\nphase = 'checking'\n", "expected one of argument, worker_init"),
         ("[[pattern]]\nline = 'pool'\nfailure_class = 'kv_short'\n", "did you mean 'kv_check_short'"),
         ("[pattern]\nline = 'pool'\n", "expected [[pattern]] tables"),
         ("[[patterns]]\nline = 'pool'\n", "unknown key patterns"),

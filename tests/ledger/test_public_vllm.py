@@ -447,6 +447,19 @@ VARIANTS: list[Variant] = [
         {},
     ),
     Variant(
+        "vllm#17770, an actor of Ray that died of one of three things",
+        (
+            E + "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+            E + "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+            "Worker exit detail: connection error code 2. Some common causes include: (1) the process was "
+            "killed by the OOM killer due to high memory usage, (2) ray stop --force was called",
+        ),
+        "failed",
+        Phase.UNKNOWN,
+        "engine_killed",
+        {},
+    ),
+    Variant(
         "llm-d#352, a full /dev/shm",
         (
             NCCL + "Error while creating shared memory segment /dev/shm/nccl-Ew (size 33030528), error: No space left "

@@ -43,7 +43,7 @@ BAR = "{}Capturing CUDA graphs (decode, FULL): {:3}%|{:10}| {}/100 [00:01<00:{:0
 
 def said(reader: LedgerReader) -> tuple[object, ...]:
     reader.close()
-    return reader.boots(), reader.starts, reader.times, reader.lines, reader.phase, reader.last_line
+    return reader.boots(), reader.starts, reader.times, reader.services, reader.lines, reader.phase, reader.last_line
 
 
 def at_once(data: bytes) -> tuple[object, ...]:
@@ -216,3 +216,40 @@ def test_blocks_larger_than_are_read_at_once(filler: str) -> None:
     assert reader.ledger().get("available_kv_bytes") == round(2.97 * GIB)
     assert reader.ledger().facts["available_kv_bytes"].evidence.line == 2
     assert reader.lines == 2
+
+
+@pytest.mark.parametrize("kind", ["serving", "requests", "progress bars", "bars of ranks"])
+def test_of_everyday_lines_next_to_none_is_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row whose plain text is short looks like any line, and would make every gigabyte slow."""
+    data = "".join(KINDS[kind](number) for number in range(600)).encode()
+    read: list[bytes] = []
+
+    def spy(piece: bytes) -> object:
+        read.append(piece)
+        return clean(piece)
+
+    reader = LedgerReader()
+    reader.feed(SERVED + data)
+    monkeypatch.setattr("pytest_kvbudget.ledger.reader.clean", spy)
+    reader.feed(data)
+    assert len(read) <= 5
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(sorted({*KINDS} - {"crash loop"})), st.integers(0, 9999)),
+        min_size=1,
+        max_size=60,
+    ),
+    st.integers(1, 40),
+)
+@settings(max_examples=30, deadline=None)
+def test_services_that_serve_together(turns: list[tuple[int, str, int]], times: int) -> None:
+    def shipped(service: int, text: str) -> str:
+        return "".join(f"vllm-{service}-1  | {line}" for line in text.splitlines(keepends=True))
+
+    served = SERVED.decode()
+    boots = "".join(shipped(service, served) for service in (0, 1))
+    lines = "".join(shipped(service, KINDS[kind](number)) for service, kind, number in turns)
+    data = (boots + lines * times + "\n" + shipped(2, REFUSED.decode()) + lines).encode()
+    assert at_once(data) == by_line(data)

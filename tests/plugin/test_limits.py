@@ -86,6 +86,39 @@ def test_a_dry_run_knows_the_archive(project: Project) -> None:
     )
 
 
+def test_a_dry_run_knows_what_a_resumed_run_takes_over(project: Project) -> None:
+    ladder(project)
+    project.run("--kvbudget-max-boots=2")
+    (half,) = project.findings()
+    result = project.run("--kvbudget-dry-run", "--kvbudget-resume")
+    result.stdout.fnmatch_lines(["  taken over from earlier runs: 2 of these boots; undecided: *"])
+    (line,) = [line for line in result.outlines if "; first rung max_model_len=" in line]
+    assert int(line.rpartition("=")[2]) not in {record.shape.max_model_len for record in project.attempts()}
+    assert half.finding.value is not None
+
+    project.run("--kvbudget-resume").assert_outcomes(passed=1)
+    booted = len(project.attempts())
+    result = project.run("--kvbudget-dry-run", "--kvbudget-resume")
+    result.stdout.fnmatch_lines(["  ladder: *; first rung none", "  taken over from earlier runs: * proven with *"])
+    result.stdout.no_fnmatch_line("*expected: *")
+    assert len(project.attempts()) == booted
+
+
+def test_a_dry_run_names_the_checks_of_a_test(project: Project) -> None:
+    project.configure()
+    project.tests(
+        """
+import pytest
+
+@pytest.mark.boot_gate(windows=2)
+@pytest.mark.knife_edge(hold=16)
+@pytest.mark.kv_shape(max_model_len=4096)
+def test_it(kv_engine): ...
+"""
+    )
+    project.run("--kvbudget-dry-run").stdout.fnmatch_lines(["  checks: knife_edge(hold=16), boot_gate(windows=2)"])
+
+
 def test_a_dry_run_of_a_sweep_names_its_ends(project: Project) -> None:
     (project.path / "kvbudget.toml").write_text(neuron())
     project.tests(SWEEP)

@@ -141,7 +141,8 @@ HOST: Final = (
         failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
     ),
     Row(
-        pattern=r"The actor is dead because its worker process has died",
+        pattern=r"The actor (?:is dead because its worker process has died|died unexpectedly before finishing)",
+        needle="The actor ",
         known=False,
         failure=Failure(failure_class="engine_killed", tier=Tier.DEATH),
     ),
@@ -259,7 +260,7 @@ HOST: Final = (
             (r"terminated with signal SIGKILL", ""),
             (r"died with <Signals\.SIGKILL: 9>", "died with <Signals.SIGKILL"),
             (r"\bOOMKilled\b(?!\"?: ?false)", "OOMKilled"),
-            (r"killed by the OOM killer", ""),
+            (r"(?<!was )killed by the OOM killer", "killed by the OOM killer"),
             (r"Failed with result 'oom-kill'", ""),
             (r"Main process exited, code=killed, status=9/KILL", ""),
         )
