@@ -18,8 +18,10 @@ _NAMED: Final = re.compile(
     r"|(?P<flag>--[A-Za-z][\w-]*)(?P<space>\s+)(?P<word>[^\s'\",-][^\s'\",]*)"
 )
 """A flag or variable and its value: ``--api-key x``, ``HF_TOKEN=x``, ``'api_key': ['x']``."""
-_PERHAPS: Final = re.compile(r"(?i:key|token|secret|passw(?:or)?d|passphrase|credential)(?:s\b|(?![A-Za-z]))")
-"""Whether a line may name a secret at all; most lines do not, and are not looked at further."""
+_HINTS: Final = ("key", "token", "secret", "passw", "passphrase", "credential")
+"""What a line that names a secret has in it, in small letters: told apart faster than by a pattern."""
+_PERHAPS: Final = re.compile(r"(?:key|token|passw(?:or)?d|passphrase|(?:secret|credential)s?)(?![a-z])")
+"""Whether such a line may name a secret at all: ``tokens`` and ``keyword`` do not."""
 _NUMBER: Final = re.compile(r"[\d.,_]+")
 _AROUND: Final = rb"[\w-]*['\"]?[\s=:]+\[?['\"]?"
 """What stands between the first letters of a secret's name and its value."""
@@ -58,7 +60,9 @@ def text_without_secrets(text: str) -> str:
         value = match["value"] or match["word"]
         return f"{name}{gap}{REMOVED}" if _is_secret(name) and _is_named(name, gap, value) else match[0]
 
-    return _NAMED.sub(shown, text) if _PERHAPS.search(text) else text
+    small = text.lower()
+    perhaps = any(hint in small for hint in _HINTS) and _PERHAPS.search(small) is not None
+    return _NAMED.sub(shown, text) if perhaps else text
 
 
 def _is_named(name: str, gap: str, value: str) -> bool:
