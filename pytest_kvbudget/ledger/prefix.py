@@ -32,14 +32,12 @@ class Text(NamedTuple):
 _COLOUR = re.compile(
     r"""
       \x1b(?:\[[0-9;?]*[ -/]*[@-~] | \][^\x07\x1b]*(?:\x07|\x1b\\) | [()][0-9A-B])
-    | (?:\^\[|[\#\\]0[03]{2})\[[0-9;]*m                                    # the escape written out: "#033[1;36m"
+    | (?:\^\[|[\#\\]0\d\d)\[[0-9;]*m                                    # the escape written out: "#033[1;36m"
     | </?(?:b|font)\b[^<>]{0,60}>                                          # a terminal, saved as HTML
     | [\x00\x07]
     """,
     re.VERBOSE,
 )
-_COLOURED: Final = ("\x1b", "\x00", "\x07", "\\0", "#0", "^[[", "</")
-"""Texts without any of these have no colour."""
 _OUTER = re.compile(
     r"""
       \s*(?P<compose>[A-Za-z0-9][\w.@-]*)\s*\|\x20{1,2}                # compose: "svc-1  | "; swarm: "svc.1.id@node | "
@@ -125,13 +123,18 @@ class _Layout(NamedTuple):
 
 def strip_ansi(text: str) -> str:
     """The text without terminal escape sequences."""
-    return _COLOUR.sub("", text) if any(mark in text for mark in _COLOURED) else text
+    return _COLOUR.sub("", text)
 
 
 def clean(piece: bytes) -> Iterable[Text]:
     """What a piece says: one text, or several where a JSON record carries several lines."""
-    text = strip_ansi(piece.decode("utf-8", "replace"))
-    layout = _known_layout(piece.translate(_ZEROED)) if len(piece) <= LONGEST_KNOWN else _layout(text)
+    text = piece.decode("utf-8", "replace")
+    if len(piece) <= LONGEST_KNOWN:
+        layout, coloured = _known_layout(piece.translate(_ZEROED))
+        text = strip_ansi(text) if coloured else text
+    else:
+        text = strip_ansi(text)
+        layout = _layout(text)
     if not text.startswith("{", layout.inner):
         return (_peel(text, layout, None, None, ""),)
     return _texts(text, layout, None, None)
@@ -146,7 +149,7 @@ def _texts(
         decoded = _from_json(record)
         if decoded is not None:
             message, name, number, header = decoded
-            service = _service(text, layout)
+            service = text[slice(*layout.service)] if layout.service is not None else None
             for line in message.splitlines() or [""]:
                 shown = strip_ansi(line)
                 inner = _layout(shown)
@@ -158,13 +161,12 @@ def _texts(
     yield _peel(text, layout, process, pid, header)
 
 
-def _service(text: str, layout: _Layout) -> str | None:
-    return None if layout.service is None else text[slice(*layout.service)]
-
-
 @lru_cache(maxsize=MOST_KNOWN)
-def _known_layout(zeroed: bytes) -> _Layout:
-    return _layout(strip_ansi(zeroed.decode("utf-8", "replace")))
+def _known_layout(zeroed: bytes) -> tuple[_Layout, bool]:
+    """The layout of a line without its colour, and whether it has any."""
+    text = zeroed.decode("utf-8", "replace")
+    plain = strip_ansi(text)
+    return _layout(plain), plain != text
 
 
 def _layout(text: str) -> _Layout:
@@ -222,7 +224,8 @@ def _peel(text: str, layout: _Layout, process: str | None, pid: int | None, head
     message = text[layout.start :]
     if "across cluster]" in message:
         message = _REPEATED.sub("", message)
-    return Text(message.rstrip(), process, pid, bool(header), header, _service(text, layout))
+    service = text[slice(*layout.service)] if layout.service is not None else None
+    return Text(message.rstrip(), process, pid, bool(header), header, service)
 
 
 def _from_json(text: str) -> tuple[str, str | None, int | None, str] | None:

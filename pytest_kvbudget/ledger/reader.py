@@ -200,7 +200,8 @@ class LedgerReader:
         return {key: kind for loud in (first, *others) for key, kind in loud.items()} if others else first
 
     def _known(self, piece: bytes, kind: Kind) -> bool:
-        return all(quiet.known(piece, kind) for quiet in self._boots.quiets)
+        quiet, *others = self._boots.quiets
+        return quiet.known(piece, kind) and all(other.known(piece, kind) for other in others)
 
     def _pieces(self, block: bytes, survey: Survey, loud: Mapping[bytes, Kind], found: list[Milestone]) -> None:
         pieces = survey.pieces if survey.pieces is not None else split_pieces(block)
@@ -264,5 +265,5 @@ class LedgerReader:
             if service.boot.time is None:
                 service.boot.time = _time_of_day(piece)
             if not service.cutter.retired(text):
-                found += service.state.take(line, text, kind, partial=partial)
+                found += self._boots.take(line, text, kind, partial=partial)
                 service.quiet.remember(piece, kind)

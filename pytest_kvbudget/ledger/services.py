@@ -8,7 +8,7 @@ from typing import Final
 from pytest_kvbudget.ledger.assemble import assemble
 from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.cut import Cutter
-from pytest_kvbudget.ledger.model import BootLedger
+from pytest_kvbudget.ledger.model import BootLedger, Milestone
 from pytest_kvbudget.ledger.prefix import Text
 from pytest_kvbudget.ledger.quiet import Quiet
 from pytest_kvbudget.ledger.scan import Kind
@@ -61,6 +61,11 @@ class Boots:
         self._now = Service(self._listed[0], new_state())
         """Who had the last line; so do lines of those that run no engine, the kernel's for example."""
         self._services = [self._now]
+        self.quiets: tuple[Quiet, ...] = ()
+        """Per service, what tells whether a line says nothing new."""
+        self._changed()
+        self._waiting: set[Service] = set()
+        """Those in the middle of a sentence."""
         self._names: dict[str | None, Service] = {}
         """Those whose engine has shown itself."""
         self.forgotten = 0
@@ -72,14 +77,9 @@ class Boots:
         return tuple(self._listed)
 
     @property
-    def quiets(self) -> tuple[Quiet, ...]:
-        """Per service, what tells whether a line says nothing new."""
-        return tuple([service.quiet for service in self._services])
-
-    @property
     def waits_for_more(self) -> bool:
         """A wrapped sentence is open: the next lines are needed whatever they contain."""
-        return any(service.state.waits_for_more for service in self._services)
+        return bool(self._waiting)
 
     @property
     def phase(self) -> Phase:
@@ -99,12 +99,26 @@ class Boots:
         if service.cutter.begins_boot(service.state, text, kind):
             service.boot.ended = assemble(service.state, line - service.boot.start)
             service.begin(self._list(line, text.service), self._new_state())
+            self._waiting.discard(service)
+            self._changed()
         self._now = service
-        for other in self._services:
-            other.waited = other.waited + 1 if other is not service and other.state.waits_for_more else 0
+        return service
+
+    def take(self, line: int, text: Text, kind: Kind, *, partial: bool) -> list[Milestone]:
+        """Read a line of the service that had the last one; returns the milestones that it shows for the first time."""
+        service = self._now
+        found = service.state.take(line, text, kind, partial=partial)
+        if service.state.waits_for_more:
+            self._waiting.add(service)
+        elif self._waiting:
+            self._waiting.discard(service)
+        service.waited = 0
+        for other in [other for other in self._waiting if other is not service]:
+            other.waited += 1
             if other.waited > LONGEST_WAIT:
                 other.state.wait_no_longer()
-        return service
+                self._waiting.discard(other)
+        return found
 
     def source_ends(self, line: int) -> None:
         """What follows was logged elsewhere, perhaps by other services of the same engine."""
@@ -112,7 +126,12 @@ class Boots:
             if service is not self._now:
                 service.boot.ended = assemble(service.state, line - service.boot.start)
         self._services = [self._now]
+        self._waiting &= {self._now}
+        self._changed()
         self._names.clear()
+
+    def _changed(self) -> None:
+        self.quiets = tuple(service.quiet for service in self._services)
 
     def _unnamed(self, line: int, text: Text, kind: Kind) -> Service:
         service, named = self._now, bool(self._names)
@@ -121,6 +140,7 @@ class Boots:
         if named and len(self._services) < MOST_SERVICES:
             service = Service(self._list(line, text.service), self._new_state())
             self._services.append(service)
+            self._changed()
         elif not named:
             service.boot.service = text.service
         self._names[text.service] = service

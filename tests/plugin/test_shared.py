@@ -82,17 +82,17 @@ def test_enough(): ...
 def test_nothing_is_overwritten_and_nothing_leaks_to_other_tests(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project.configure(shape="max_model_len = 4096", limits="trace_hz = 100")
+    project.configure(shape="max_model_len = 4096", limits="trace_hz = 50")
     project.tests("""
 import pytest
 
-@pytest.mark.kv_soak(minutes=0.01, requests=100_000)
+@pytest.mark.kv_soak(minutes=0.04, requests=100_000)
 def test_first(kv_engine): ...
 
 @pytest.mark.knife_edge(hold=8, max_growth="1 GiB")
 def test_surv(kv_engine): ...
 
-@pytest.mark.kv_soak(requests=100_000, minutes=0.01)
+@pytest.mark.kv_soak(requests=100_000, minutes=0.04)
 @pytest.mark.knife_edge(hold=8)
 def test_both(kv_engine): ...
 

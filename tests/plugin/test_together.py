@@ -74,7 +74,7 @@ def test_pool(kv_ledger): ...
 """)
     project.run("--html=report.html", "--self-contained-html")
     page = html.unescape(html.unescape((project.path / "report.html").read_text()))
-    assert re.search(r'col-testId[^<>]*>test_it.py::test_pool\[kv_cache_memory_bytes=50331648\] \(48[.0]* MiB\)<', page)
+    assert re.search(r"col-testId[^<>]*>test_it.py::test_pool\[kv_cache_memory_bytes=50331648\] \(48[.0]* MiB\)<", page)
 
 
 @DISTRIBUTIONS
