@@ -128,7 +128,7 @@ def run(
     elif ledger.family == "unknown":
         out.write(_not_ours(reader, source))
     else:
-        every = Boots(boots, reader.starts, reader.times, reader.forgotten)
+        every = Boots(boots, reader.starts, reader.times, reader.forgotten, reader.services)
         out.write(page(ledger, every, number, source.place, files=len(paths) or 1))
         out.write("".join(f"{name}: no line of an engine I know{_compressed(name)}\n" for name in foreign))
     return exit_status(ledger)
@@ -205,7 +205,7 @@ def follow(
     except OSError as error:
         return _complain(out, f"cannot read {error.filename}: {error.strerror}", as_json=False)
     ledger = reader.ledger()
-    boots = Boots(reader.boots(), reader.starts, reader.times, reader.forgotten)
+    boots = Boots(reader.boots(), reader.starts, reader.times, reader.forgotten, reader.services)
     known = ledger.family != "unknown"
     out.write(page(ledger, boots, len(boots.ledgers), source.place) if known else _not_ours(reader, source))
     return exit_status(ledger)
@@ -350,12 +350,9 @@ def read_log(reader: LedgerReader, source: Source, paths: Sequence[str], stdin: 
 
 
 def _feed(reader: LedgerReader, file: BinaryIO) -> None:
-    last = b"\n"
     while chunk := file.read(CHUNK_BYTES):
         reader.feed(chunk)
-        last = chunk[-1:]
-    if last != b"\n":
-        reader.end_line()
+    reader.end_line()
 
 
 def _complain(out: TextIO, message: str, *, as_json: bool) -> int:

@@ -171,6 +171,13 @@ class Boots(NamedTuple):
     """When each began, in seconds of the day, where its lines say so."""
     forgotten: int = 0
     """Older boots that are not kept."""
+    services: Sequence[str | None] = ()
+    """Who logged each; nobody is named where all boots are of one service."""
+
+    def logged_by(self, index: int) -> str:
+        """The service that logged a boot, to write behind its number."""
+        name = self.services[index] if self.services else None
+        return f" [{name}]" if name else ""
 
 
 def page(ledger: BootLedger, boots: Boots, number: int, place: Place, *, files: int = 1) -> str:
@@ -188,7 +195,8 @@ def page(ledger: BootLedger, boots: Boots, number: int, place: Place, *, files: 
     simulated = any(value.provenance is Provenance.SIMULATED for value in ledger.facts.values())
     lines.append(
         f"  {ledger.family}{version}, {ledger.lines:,} lines read{_together(files)}, "
-        f"boot {number} of {len(boots.ledgers)}{', SIMULATED' if simulated else ''}"
+        f"boot {number} of {len(boots.ledgers)}{boots.logged_by(number - 1)}"
+        f"{', SIMULATED' if simulated else ''}"
     )
     for section in (
         _memory(ledger, place),
@@ -353,18 +361,19 @@ def _others(boots: Boots, number: int) -> Iterator[str]:
     yield f"Boots in this log{older} (--boot N shows one)"
     first = 0
     for index in range(1, len(ledgers) + 1):
-        if index < len(ledgers) and _same(ledgers[index], ledgers[first]):
+        alike = index < len(ledgers) and boots.logged_by(index) == boots.logged_by(first)
+        if alike and _same(ledgers[index], ledgers[first]):
             continue
         lines = f"lines {starts[first]:,}-{starts[index - 1] + ledgers[index - 1].lines - 1:,}"
-        what = _short(ledgers[first])
+        what, who = _short(ledgers[first]), boots.logged_by(first)
         shown = " <- this one" if first < number <= index else ""
         if index - first == 1:
-            yield f"  {index} ({lines}): {what}{shown}"
+            yield f"  {index}{who} ({lines}): {what}{shown}"
         else:
             often = (
                 f"crash loop, {index - first} times" if ledgers[first].cause is not None else f"{index - first} times"
             )
-            yield f"  {first + 1}-{index} ({lines}): {often}{_period(boots.times[first:index])}: {what}{shown}"
+            yield f"  {first + 1}-{index}{who} ({lines}): {often}{_period(boots.times[first:index])}: {what}{shown}"
         first = index
 
 

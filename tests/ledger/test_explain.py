@@ -256,3 +256,22 @@ def test_following_ends_when_nothing_more_is_wanted(tmp_path: Path) -> None:
     assert explain.follow(str(DATA / "boots" / "h1_maxlen_auto.log"), out=out, wait=lambda: False) == 0
     assert "BOOTED: " in out.getvalue()
     assert explain.follow(str(tmp_path / "gone.log"), out=out, wait=lambda: False) == 2
+
+
+def test_boots_of_two_services_are_told_apart_by_name(tmp_path: Path) -> None:
+    """``docker compose logs``: both fail alike, and are no crash loop."""
+    lines = []
+    for second, service in enumerate(("vllm-a-1", "vllm-b-1")):
+        stamp = f"09-30 10:00:0{second}"
+        lines += [
+            f"{service}  | (APIServer pid=1) INFO {stamp} [api_server.py:1] vLLM API server version 0.23.0",
+            f"{service}  | (EngineCore pid=7) ERROR {stamp} [core.py:1] ValueError: Free memory on device cuda:0 "
+            "(31.29/31.86 GiB) on startup is less than desired GPU memory utilization (1.0, 31.86 GiB).",
+        ]
+    log = tmp_path / "compose.log"
+    log.write_text("\n".join((lines[0], lines[2], lines[1], lines[3])) + "\n")
+    text, status = text_of(log)
+    assert status == 1
+    assert "boot 2 of 2 [vllm-b-1]" in text
+    assert "  1 [vllm-a-1] (lines " in text
+    assert "crash loop" not in text
