@@ -295,7 +295,7 @@ class LadderRun:
         session = self._session
         if quest.only is not None:
             part.only = question.name, part.rungs[-1].label
-            session.page_all(part.attempts)
+            session.pages.of_boots(part.attempts)
             return
         part.finding = question.finding()
         if session.settings.leave_serving and not quest.more:
@@ -306,7 +306,7 @@ class LadderRun:
             part.broken = f"{session.archive.folder}: the finding cannot be written: {error.strerror or error}"
             part.finding = None
             return
-        part.page = session.write_pages(part.finding_path, part.attempts)
+        part.page = session.pages.of_search(part.finding_path, part.attempts)
 
     def _leave(self, part: Part) -> list[str]:
         """Hand the winner over where it serves; says where, or why nothing does."""

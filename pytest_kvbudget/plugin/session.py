@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
@@ -38,13 +38,13 @@ from pytest_kvbudget.plugin.contradictions import contradiction
 from pytest_kvbudget.plugin.engine import KvEngine, KvRung
 from pytest_kvbudget.plugin.header import header_lines, simulated_warning
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE, RungContext, Use, must_be_recorded, searches
+from pytest_kvbudget.plugin.pages import Pages
 from pytest_kvbudget.plugin.progress import ProgressLine
 from pytest_kvbudget.plugin.settings import Settings, misplaced, read_settings
 from pytest_kvbudget.plugin.timers import Timers
 from pytest_kvbudget.plugin.wording import boot_failure, described
 from pytest_kvbudget.pool import DRY_RUN_PORT, EnginePool, PoolError
 from pytest_kvbudget.records import AttemptRecord, BootIdentity, RunInfo
-from pytest_kvbudget.report.html import write_attempt_page, write_finding_page
 from pytest_kvbudget.request import BootRequest
 from pytest_kvbudget.search.turn import turned
 from pytest_kvbudget.shape import Shape
@@ -84,6 +84,7 @@ def start(config: pytest.Config) -> KvSession:
     plugins: dict[str, object] = {
         "kvbudget-session": session,
         "kvbudget-timers": session.timers,
+        "kvbudget-pages": session.pages,
         "kvbudget-ladders": Ladders(session),
         "kvbudget-outcomes": Outcomes(session),
         "kvbudget-knife-edges": KnifeEdges(session),
@@ -103,7 +104,7 @@ class KvSession:
         self.config, self.settings = config, settings
         self.worker_input: dict[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self.worker_input)
-        self.timers = Timers()
+        self.timers, self.pages = Timers(), Pages()
         self.rows: Rows | None = None
         """Where reports are shown, if that is in this process."""
         self.current: pytest.Item | None = None
@@ -113,8 +114,6 @@ class KvSession:
         self._progress = ProgressLine(config, silent=self.is_worker)
         self._setting_up: list[pytest.FixtureRequest] = []
         self._proven: WeakSet[Attempt] = WeakSet()
-        self._paged: WeakSet[Attempt] = WeakSet()
-        self._troubles: list[str] = []
         self._ours: list[pytest.Item] = []
         self._impossible: dict[str, str] = {}
         self._header_sent = False
@@ -445,28 +444,6 @@ class KvSession:
             lines += dry_run_lines(self, [item for item in items if item in self._ours])
         return lines
 
-    # -- pages
-
-    def write_pages(self, finding: Path, attempts: Iterable[Attempt]) -> Path | None:
-        """The pages of a finished ladder; returns the finding's, ``None`` where it cannot be written."""
-        self.page_all(attempts)
-        return self.page(write_finding_page, finding)
-
-    def page_all(self, attempts: Iterable[Attempt]) -> None:
-        """The pages of boots whose records are complete; the others follow when the session ends."""
-        for attempt in attempts:
-            self.page(write_attempt_page, attempt.record_path)
-            if not attempt.serving:
-                self._paged.add(attempt)
-
-    def page(self, write: Callable[[Path], Path], record: Path) -> Path | None:
-        """What ``write`` returns, or ``None``: a page can be rebuilt from its record, a verdict cannot."""
-        try:
-            return write(record)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a page must not cost the run its verdict
-            self._troubles.append(f"no page for {record}: {error!r}; `kvbudget report` can rebuild it")
-            return None
-
     # -- hooks
 
     @pytest.fixture(name=BOOT_FIXTURE)
@@ -497,14 +474,5 @@ class KvSession:
         if "pool" not in self.__dict__:
             return
         self.pool.close()
-        for attempt in self.attempts:
-            if attempt.lost is not None:
-                self._troubles.append(attempt.lost)
-            elif attempt not in self._paged:
-                self.page(write_attempt_page, attempt.record_path)
+        self.pages.complete(self.attempts)
         self._progress.close()
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what went wrong beside the verdicts."""
-        for line in self._troubles:
-            terminalreporter.write_line(f"kvbudget: {line}")
