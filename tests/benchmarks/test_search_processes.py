@@ -87,6 +87,7 @@ def found(kind: FindingKind, value: int | None, failed_at: int | None) -> Findin
             [found(FindingKind.PROVEN, 10, 15), found(FindingKind.NON_MONOTONE, 20, None)],
             [found(FindingKind.PROVEN, 15, 20), found(FindingKind.EMPTY, None, 10)],
         ),
+        ((0, 0, 1), [found(FindingKind.NON_MONOTONE, 20, None)], [found(FindingKind.EMPTY, None, 10)]),
         ((1, 0.4, 0), [found(FindingKind.PROVEN, 10, 15), found(FindingKind.FLAKY, 10, 15)], [
             found(FindingKind.PROVEN, 15, 20),
         ]),

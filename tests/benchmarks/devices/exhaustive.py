@@ -185,8 +185,8 @@ def _untrue(finding: Finding, chances: dict[int, float]) -> str | None:
     """Why the proof of a finding is none."""
     value, failed_at = finding.value, finding.failed_at
     if finding.kind is FindingKind.EMPTY:
-        low = chances[min(chances)]
-        return None if low <= 0.5 else f"empty, and the floor passes {low:.0%} of its boots"
+        passing = [value for value in (min(chances), max(chances)) if chances[value] > 0.5]
+        return f"empty, and {passing[0]:,}, an end of the axis, passes" if passing else None
     if value is None or not finding.proven:
         return f"{finding.kind}: {finding.sentence}"
     if chances[value] < 0.5:
