@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_kvbudget.archive import RunArchive
+from pytest_kvbudget.as_asked import with_other_shape
 from pytest_kvbudget.cancel import Cancellation
 from pytest_kvbudget.clean import CleanGate
 from pytest_kvbudget.config import LoadedTarget
@@ -22,17 +23,15 @@ from pytest_kvbudget.engine.ports import Ports, owned_by
 from pytest_kvbudget.engine.watch import Outcome, Watch
 from pytest_kvbudget.exercise import Exercise
 from pytest_kvbudget.hinting import hint_of
+from pytest_kvbudget.judgement import Judgement, reason
 from pytest_kvbudget.judging import (
-    Judgement,
     by_gate,
     first_line,
     judge_capacity,
     judge_end,
-    reason,
     with_contract_floor,
     with_idle_evidence,
     with_kernel_evidence,
-    with_other_shape,
 )
 from pytest_kvbudget.launching import Launched, Site, launch
 from pytest_kvbudget.ledger.model import BootLedger

@@ -13,13 +13,12 @@ from pytest_kvbudget.device.trace import LAUNCH
 from pytest_kvbudget.engine.client import EngineClient
 from pytest_kvbudget.engine.soak import Soak, SoakSpec
 from pytest_kvbudget.engine.survival import SurvivalRun, SurvivalSpec
+from pytest_kvbudget.judgement import Judgement, reason
 from pytest_kvbudget.judging import (
-    Judgement,
     judge_boot_gate,
     judge_gates,
     judge_soak,
     judge_survival,
-    reason,
     survival_passed,
     together,
     with_client_evidence,

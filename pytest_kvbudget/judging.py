@@ -7,12 +7,14 @@ from typing import Final
 
 import msgspec
 
+from pytest_kvbudget.as_asked import not_as_asked
 from pytest_kvbudget.device.gates import GateResult, worst
 from pytest_kvbudget.device.model import DeviceMemory
 from pytest_kvbudget.engine.kernel import KernelKill
 from pytest_kvbudget.engine.soak import PARTS, STEP_BYTES, GrowthTrend, SoakResult
 from pytest_kvbudget.engine.survival import RequestResult, SurvivalResult
 from pytest_kvbudget.engine.watch import Outcome
+from pytest_kvbudget.judgement import Judgement, reason
 from pytest_kvbudget.ledger.classes import verdict_on
 from pytest_kvbudget.ledger.levers import levers_for
 from pytest_kvbudget.ledger.model import BootLedger, Cause, Evidence, Lever
@@ -34,17 +36,6 @@ _SEVERITY: Final = (Verdict.PASS, Verdict.MARGINAL, Verdict.UNKNOWN, Verdict.ERR
 _SERVE: Final = Lever(
     "VLLM_NEURON_CPU_COMPILE", "none", "helps", "take it out of the environment: with it nothing serves"
 )
-
-Judgement = tuple[Verdict, Cause | None, str]
-"""Verdict, cause (``None`` where nothing failed), and the verdict in one sentence."""
-
-
-def reason(
-    verdict: Verdict, phase: Phase, failure_class: str, sentence: str, *, levers: tuple[Lever, ...] = ()
-) -> tuple[Verdict, Cause, str]:
-    """A verdict that rests on something else than the log, with its cause and message."""
-    cause = Cause(phase=phase, failure_class=failure_class, sentence=sentence, levers=levers)
-    return verdict, cause, f"{failure_class}: {sentence}"
 
 
 def launch_failed(message: str) -> Judgement:
@@ -99,7 +90,7 @@ def _vanished(outcome: Outcome, ledger: BootLedger) -> Judgement:
 def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, ready_s: float) -> Judgement:
     """A boot that is ready still has to hold the promised windows, by the engine's own count."""
     ready = f"ready after {ready_s:.1f} s"
-    other = _not_as_asked(ledger, shape)
+    other = not_as_asked(ledger, shape)
     if other is not None:
         return other
     if windows is None:
@@ -118,54 +109,6 @@ def judge_capacity(ledger: BootLedger, shape: Shape, windows: int | None, *, rea
         return Verdict.PASS, None, f"{ready}; the KV cache holds {tokens:,} tokens"
     cause = kv_windows_short(tokens, windows, length, pool_bytes=shape.kv_cache_memory_bytes)
     return Verdict.FAIL, cause, f"{cause.failure_class}: {cause.sentence}"
-
-
-_SIZED_FOR: Final = "KV cache need:"
-"""Begins a line whose numbers are of the request that a pool must hold, not of the engine."""
-_ARGUMENTS: Final = ("non-default args: ", "args: Namespace(")
-"""What the lines contain in which an engine says how it was called."""
-_NUMBERS: Final = (
-    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "gpu_memory_utilization"),
-    "kv_cache_memory_bytes",
-)
-"""Fields of a shape that engines print under the same names."""
-
-
-def with_other_shape(judged: Judgement, ledger: BootLedger, shape: Shape) -> Judgement:
-    """A failure, unless the engine was called with other values than were asked: then it fails no shape of ours.
-
-    Only the lines that say how it was called count: others of a failed boot have numbers of what failed.
-    """
-    other = _not_as_asked(ledger, shape, only_called=True) if judged[0] is Verdict.FAIL else None
-    return judged if other is None else other
-
-
-def _not_as_asked(ledger: BootLedger, shape: Shape, *, only_called: bool = False) -> Judgement | None:
-    """The engine says that it runs with another value than was asked: whatever it proves is of another shape."""
-    for name in _NUMBERS:
-        asked, stated = getattr(shape, name), ledger.facts.get(name)
-        if asked is None or stated is None or isinstance(stated.value, str):
-            continue
-        text, runs = stated.evidence.text, stated.value
-        called = any(words in text for words in _ARGUMENTS)
-        if text.startswith(_SIZED_FOR) or (only_called and not called):
-            continue
-        fitted = name == "max_model_len" and ledger.get("auto_fit") is not None
-        # how it was called is printed in full, and no other line rounds a share to less than two decimals
-        rounded = 0.0 if called else min(stated.precision, 0.005)
-        if abs(runs - asked) <= rounded + 1e-9 and not fitted:
-            continue
-        if name == "max_model_len":
-            failure_class, said = "window_not_served", f"the engine serves a window of {runs}, not the {asked}"
-        else:
-            failure_class, said = "shape_not_served", f"the engine runs with {name} {runs}, not the {asked}"
-        why = "look for what sets it beside the shape: the target's command, its environment, a file of --config"
-        lever = Lever(name, "none", "helps", why)
-        verdict, cause, message = reason(
-            Verdict.ERROR, ledger.phase, failure_class, f"{said} that was asked for", levers=(lever,)
-        )
-        return verdict, msgspec.structs.replace(cause, evidence=(stated.evidence,)), message
-    return None
 
 
 def with_client_evidence(judged: Judgement, result: SurvivalResult) -> Judgement:

@@ -11,7 +11,7 @@ from pytest_kvbudget.config import LoadedTarget
 from pytest_kvbudget.device.host import read_host
 from pytest_kvbudget.device.model import DeviceMemory, ProbeError
 from pytest_kvbudget.gate import cautions_for, refusal_for
-from pytest_kvbudget.judging import reason
+from pytest_kvbudget.judgement import reason
 from pytest_kvbudget.ledger.classes import verdict_on
 from pytest_kvbudget.memory import AttemptMemory
 from pytest_kvbudget.planning import Experience, plan_for

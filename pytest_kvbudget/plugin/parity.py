@@ -10,7 +10,8 @@ import pytest
 from pytest_kvbudget.attempt import Attempt
 from pytest_kvbudget.budget.neuron_env import CPU_COMPILE_VARIABLE
 from pytest_kvbudget.config import LoadedTarget
-from pytest_kvbudget.judging import first_line, reason
+from pytest_kvbudget.judgement import reason
+from pytest_kvbudget.judging import first_line
 from pytest_kvbudget.ledger.model import BootLedger
 from pytest_kvbudget.plugin.items import COUNTS_AS_PASSED, RUNG, USE
 from pytest_kvbudget.plugin.survival import CHECKED
