@@ -314,6 +314,13 @@ class Sweep:
 
     def _ended(self, found: Finding, kind: FindingKind, reason: str) -> tuple[FindingKind, str]:
         """The ladder's kind as the sweep's."""
+        if kind is FindingKind.CEILING_REACHED and found.axis.ceiling != self._base.ceiling:
+            # the finer grid ends where the coarse one failed: on sets whose boots do not count any more
+            end = self.knob.show(self._mirror(found.axis.ceiling))
+            return FindingKind.UNDECIDED, (
+                f"device sets differ: {self.knob.name} {end} failed on another and passed on {self._ladder.home}, "
+                "where nothing beyond it was booted"
+            )
         if kind is FindingKind.CEILING_REACHED:
             return (FindingKind.FLOOR_REACHED if self.knob.goal == "least" else kind), ""
         if kind is FindingKind.FLAKY:
