@@ -294,7 +294,10 @@ class Sweep:
         known = tuple(trial for trial in self._ladder.history if trial.value in {found.value, found.failed_at})
         self._coarse = found
         self._strategy = replace(self._strategy, first=None) if isinstance(self._strategy, Predict) else self._strategy
-        self._ladder = self._new_ladder(axis, known, confirm=self._confirm, home=self._ladder.home)
+        # the finer grid's ends hold for the sets that they were booted on
+        kinds = {trial.device_set for trial in known}
+        home = self._ladder.home or (kinds.pop() if len(kinds) == 1 else None)
+        self._ladder = self._new_ladder(axis, known, confirm=self._confirm, home=home)
         return True
 
     def _unrefined(self, kind: FindingKind) -> tuple[str, ...]:

@@ -315,22 +315,23 @@ def test_what_is_said_of_each_kind_of_set_is_so(
     assert any(note.startswith("device sets differ, and this holds for ") for note in finding.notes) == (len(kinds) > 1)
 
 
-def test_a_finer_grid_whose_end_failed_on_another_set_only_proves_nothing_beyond_it() -> None:
-    """12 GiB fail on ``b``, which the coarse proof rests on; on ``a`` they pass, and nobody knows what less does."""
+def test_a_finer_grid_stays_on_the_set_that_its_ends_were_booted_on() -> None:
+    """On ``b`` 13 GiB pass and 12 do not; ``a`` passes with nothing: its word on 12.5 says nothing of ``b``."""
     search = Sweep(
         HEADROOM, lowest=0, highest=20 * GIB, confirm=1, noise=Noise(sigma_bytes=0, source="archive"),
         fine_step=GIB // 2,
     )  # fmt: skip
-    coarse = iter("babba")
+    free = iter("babba")
     while (ask := search.next()) is not None:
-        there = ask.device_set or next(coarse, "a")
+        there = ask.device_set or next(free, "a")
         least, most = (0, 13) if there == "a" else (13, 13)
         gib = ask.value / GIB
         cause = ALLOCATION if gib < least else MINIMUM if gib > most else None
         verdict = Verdict.PASS if cause is None else Verdict.FAIL
         search.tell(Trial(value=ask.value, verdict=verdict, cause=cause, device_set=there))
     finding = search.finding()
-    assert not finding.proven or finding.value == 0, finding.sentence
+    assert (finding.kind, finding.value, finding.failed_at) == (FindingKind.PROVEN, 13 * GIB, 25 * GIB // 2)
+    assert finding.sets[0].device_set == "b"
 
 
 @settings(max_examples=150, deadline=None)
