@@ -250,7 +250,7 @@ class Attempt:
 
     def _reconcile(self, ledger: BootLedger) -> None:
         """Predicted against measured, and what this boot measured kept for the next plan."""
-        self._experience.tell(self.request.shape, ledger)
+        self._experience.tell(self.request.shape, ledger, self.record.target.devices)
         if self.record.plan is not None:
             self.record.reconciled = reconcile(self.record.plan, ledger)
 

@@ -47,6 +47,8 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
     shape: Shape
     """What was booted."""
+    devices: tuple[str, ...] = ()
+    """On which devices; empty where there is no telling."""
     simulated: bool = False
     engine_version: str | None = None
     total_bytes: int | None = None
@@ -70,9 +72,18 @@ class Experience:
     def __init__(self) -> None:
         self._learned: list[Learned] = []
 
-    def tell(self, shape: Shape, ledger: BootLedger) -> None:
-        """A boot of ``shape`` has said what it says; whether it served does not matter."""
-        self._learned.append(learn(shape, ledger))
+    def tell(self, shape: Shape, ledger: BootLedger, devices: tuple[str, ...] = ()) -> None:
+        """A boot of ``shape`` has said what it says, on these devices; whether it served does not matter."""
+        self._learned.append(msgspec.structs.replace(learn(shape, ledger), devices=devices))
+
+    def on(self, devices: tuple[str, ...]) -> Experience:
+        """What counts for a boot on these devices: what another card had free says nothing of this one."""
+        there = Experience()
+        there._learned = [
+            learned if learned.devices in {(), devices} else msgspec.structs.replace(learned, free=None)
+            for learned in self._learned
+        ]
+        return there
 
     def last(self, shape: Shape, fields: Sequence[str], stating: str) -> Learned | None:
         """The last boot whose ``fields`` of the shape were these and that stated a figure; ``None`` where none did.

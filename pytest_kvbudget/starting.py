@@ -54,7 +54,8 @@ def allowed(
     recording.record.plan = plan_for(loaded, request.shape, experience)
     for caution in cautions_for(loaded, request.shape, axis=request.axis):
         recording.note(caution)
-    cause = refusal_for(loaded, request.shape, experience) if gate else None
+    there = experience.on(recording.record.target.devices)
+    cause = refusal_for(loaded, request.shape, there) if gate else None
     is_rung = request.rung is not None
     if cause is None or (is_rung and verdict_on(cause) is Verdict.FAIL):
         # Arithmetic may save a boot, but never bounds a finding: a rung that may fail for memory is booted.

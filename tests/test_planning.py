@@ -434,3 +434,18 @@ def test_graphs_that_are_in_the_peak_are_not_charged_twice(make: Any, version: s
     assert plan is not None
     charged = sum(term.size_bytes for term in plan.terms if term.name == "CUDA graphs")
     assert charged == (0 if counted else pytest.approx(0.31 * GIB, abs=2))
+
+
+def test_what_another_card_had_free_refuses_no_boot_on_this_one(make: Any) -> None:
+    """31.00 of 31.86 GiB free on card 1: 0.98 of it cannot be had there, and nobody knows what card 0 has."""
+    loaded = make('backend = "vllm"\ndevices = [0, 1]\n[target.it.shape]\nmodel = "m"\ngpu_memory_utilization = 0.98\n')
+    refused = ledger_of(
+        "(EngineCore pid=7) ERROR 10-05 12:00:00 [x.py:1] ValueError: Free memory on device cuda:0 (31.00/31.86 GiB) "
+        "on startup is less than desired GPU memory utilization (0.98, 31.22 GiB).\n"
+    )
+    experience = Experience()
+    experience.tell(loaded.target.shape, refused, devices=("1",))
+    cause = refusal_for(loaded, loaded.target.shape, experience.on(("1",)))
+    assert cause is not None
+    assert cause.failure_class == "startup_free_below_request"
+    assert refusal_for(loaded, loaded.target.shape, experience.on(("0",))) is None
