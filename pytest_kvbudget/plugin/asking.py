@@ -14,6 +14,7 @@ from pytest_kvbudget.plugin.sources import dependencies, is_foreign
 _JUDGING: Final = frozenset(MARKERS) - frozenset(SEARCHES) - {"kv_shape"}
 """Marks that decide about a boot. A search's own mark only says which boots are wanted, and the shape counts itself."""
 _OURS: Final = "pytest_kvbudget"
+_CODE: Final = pytest.StashKey[list[str] | None]()
 
 
 def digest(item: pytest.Function, *extra: object) -> str | None:
@@ -28,13 +29,23 @@ def digest(item: pytest.Function, *extra: object) -> str | None:
         for mark in item.iter_markers()
         if mark.name in _JUDGING
     )
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    try:
-        code = list(dependencies(_functions(item), parameters))
-    except (OSError, TypeError):
+    remember(item)
+    code = item.stash[_CODE]
+    if code is None:
         return None
     text = "\0".join([*marks, *map(repr, extra), *code])
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def remember(item: pytest.Function) -> None:
+    """Look at what a test uses, once: before anything runs, as what it uses may change while tests run."""
+    if _CODE in item.stash:
+        return
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    try:
+        item.stash[_CODE] = list(dependencies(_functions(item), parameters))
+    except (OSError, TypeError, LookupError):
+        item.stash[_CODE] = None
 
 
 def own_shape(item: pytest.Function) -> bool:
@@ -45,5 +56,7 @@ def own_shape(item: pytest.Function) -> bool:
 
 def _functions(item: pytest.Function) -> Iterable[Callable[..., object]]:
     yield item.function
+    if item.cls is not None:
+        yield item.cls
     for definitions in item._fixtureinfo.name2fixturedefs.values():  # noqa: SLF001 - as above
         yield from (definition.func for definition in definitions if not is_foreign(definition.func))

@@ -25,6 +25,7 @@ from pytest_kvbudget.history import Booted, History, Resume
 from pytest_kvbudget.identity import device_readings, identity_of
 from pytest_kvbudget.planning import plan_for
 from pytest_kvbudget.plugin import BOOT_FIXTURE
+from pytest_kvbudget.plugin.asking import remember
 from pytest_kvbudget.plugin.checks import (
     MarkerError,
     boot_gate_of,
@@ -159,6 +160,9 @@ class KvSession:
             raise pytest.UsageError(f"kvbudget: {next(iter(self._impossible.values()))}")
         self._check_parity(ours)
         ladders = [item for item in ours if searches(item)]
+        for item in ladders:
+            if isinstance(item, pytest.Function):
+                remember(item)
         self._check_rung(ladders)
         self._check_sweeps(ladders)
         if self.settings.leave_serving:

@@ -103,11 +103,102 @@ def test_another_gate_asks_something_else(pytester: pytest.Pytester, change: str
     assert asked(pytester, **{name.removesuffix(".py"): text.replace(old, new)}) != first
 
 
-def test_code_that_nobody_can_read_asks_nothing_that_can_be_compared(pytester: pytest.Pytester) -> None:
-    item = pytester.getitem(
-        "namespace = {}\nexec('def hidden(): return 1', namespace)\nhidden = namespace['hidden']\n"
-        "hidden.__module__ = __name__\ndef test_it():\n    assert hidden()\n",
-        "test_it",
-    )
+FORMS = """
+import dataclasses
+import functools
+import pytest
+from collections import namedtuple
+
+NEED = 8
+Pair = namedtuple("Pair", "low high")
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    least: int = 8
+
+class Consts:
+    TOKENS = NEED
+
+class Gate:
+    def __init__(self, least):
+        self.least = least
+    def check(self, value):
+        return value >= self.least
+
+def over(least, value):
+    return value >= least
+
+partial = functools.partial(over, NEED)
+bound = Gate(NEED).check
+LIMITS = Limits()
+PAIR = Pair(1, NEED)
+
+def needs(least):
+    def decorate(test):
+        @functools.wraps(test)
+        def wrapper(*arguments, **named):
+            assert least
+            return test(*arguments, **named)
+        return wrapper
+    return decorate
+
+class Base:
+    def helper(self):
+        return NEED
+    @staticmethod
+    def fixed():
+        return 7
+    @property
+    def derived(self):
+        return 6
+
+class TestForms(Base):
+    LIMIT = 8
+    def setup_method(self):
+        self.need = 8
+    def test_it(self):
+        {body}
+"""
+BODIES = {
+    "class attribute": ("assert self.LIMIT", "LIMIT = 8", "LIMIT = 9"),
+    "inherited method": ("assert self.helper()", "return NEED", "return NEED + 1"),
+    "setup": ("assert self.need", "self.need = 8", "self.need = 9"),
+    "partial": ("assert partial(9)", "NEED = 8", "NEED = 9"),
+    "bound method": ("assert bound(9)", "NEED = 8", "NEED = 9"),
+    "attribute of a class": ("assert Consts.TOKENS", "NEED = 8", "NEED = 9"),
+    "dataclass": ("assert LIMITS.least", "least: int = 8", "least: int = 9"),
+    "named tuple": ("assert PAIR.high", "NEED = 8", "NEED = 9"),
+    "static method": ("assert self.fixed()", "return 7", "return 70"),
+    "property": ("assert self.derived", "return 6", "return 60"),
+    "import in the body": ("from other import LIMIT; assert LIMIT", "", ""),
+}
+
+
+@pytest.mark.parametrize("form", BODIES)
+def test_a_limit_is_seen_in_whatever_form_it_comes(pytester: pytest.Pytester, form: str) -> None:
+    body, old, new = BODIES[form]
+    text = FORMS.replace("{body}", body)
+    first = asked(pytester, test_it=text)
+    assert asked(pytester, test_it=text) == first
+    changed = OTHER.replace("(1, 0)", "(2, 0)") if not old else OTHER
+    assert asked(pytester, test_it=text.replace(old, new) if old else text, other=changed) != first
+
+
+def test_a_decorator_with_a_limit_of_its_own(pytester: pytest.Pytester) -> None:
+    text = FORMS.replace("    def test_it", "    @needs(NEED)\n    def test_it").replace("{body}", "assert self")
+    assert asked(pytester, test_it=text) != asked(pytester, test_it=text.replace("NEED = 8", "NEED = 9"))
+
+
+def test_what_changes_while_tests_run_was_looked_at_before(pytester: pytest.Pytester) -> None:
+    item = pytester.getitem("SEEN = []\ndef test_it():\n    SEEN.append(1)\n", "test_it")
+    assert isinstance(item, pytest.Function)
+    first = digest(item)
+    item.obj()
+    assert digest(item) == first
+    assert first is not None
+
+
+def test_a_fixture_that_only_the_run_names_cannot_be_compared(pytester: pytest.Pytester) -> None:
+    item = pytester.getitem("def test_it(request):\n    assert request.getfixturevalue('limit')\n", "test_it")
     assert isinstance(item, pytest.Function)
     assert digest(item) is None
