@@ -133,6 +133,7 @@ _FURTHER: Final[dict[str, str]] = {
     "profiled_tokens": "tokens of the profile run",
     "profiler_bytes": "profiler",
     "projected_bytes": "projected",
+    "projected_host_bytes": "host memory needed",
     "reserved_headroom_bytes": "reserved headroom",
     "reserved_unallocated_bytes": "reserved by torch, not allocated",
     "running": "requests running",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from pytest_kvbudget.search.knobs import KNOBS, TICKS, Knob, Side
 from pytest_kvbudget.search.model import Axis
 from pytest_kvbudget.search.strategies import STRATEGIES, SWEEP_STRATEGIES
-from pytest_kvbudget.units import GIB, MIB, SizeError, parse_size
+from pytest_kvbudget.units import GIB, MIB, SizeError, parse_memory, parse_size
 
 AxisName = Literal[
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization"
@@ -223,7 +223,8 @@ def number_of(text: str, name: str) -> int:
         SpecError: naming the axis, what was found and what is accepted.
     """
     value: object = int(text) if name not in SIZES and text.replace("_", "").isdecimal() else text
-    return _number(name, value, name, least=0)
+    # a row shows its bytes without a unit, and what it shows is what a person copies
+    return _number(name, value, name, least=0, read_size=parse_size)
 
 
 def _known(arguments: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -242,13 +243,15 @@ def _strategy(value: object, accepted: Mapping[str, object]) -> str | None:
     return None if value is None else _one_of("strategy", value, tuple(accepted))
 
 
-def _number(argument: str, value: object, name: str, *, least: int) -> int:
+def _number(
+    argument: str, value: object, name: str, *, least: int, read_size: Callable[[object], int] = parse_memory
+) -> int:
     """A value of an axis or knob in whole numbers."""
     if name in FRACTIONS:
         return _fraction(argument, value)
-    if isinstance(value, str) and name in SIZES:
+    if name in SIZES:
         try:
-            value = parse_size(value)
+            value = read_size(value)
         except SizeError as error:
             raise SpecError(f"{argument}: {error}") from None
     return _whole(argument, value, least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -12,6 +13,10 @@ from hypothesis import settings
 
 from pytest_kvbudget.archive import read_attempt, read_finding
 from pytest_kvbudget.records import AttemptRecord, FindingRecord, SweepRecord, as_used
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell's background job ignores Ctrl-C and hands that on; runs that are interrupted here must not
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
 """What a change must pass: the same examples on every machine. Without a profile every run tries new ones."""

@@ -18,6 +18,8 @@ from pytest_kvbudget.shape import Shape
 def test_secrets_do_not_reach_records() -> None:
     kept = {"HF_HUB_OFFLINE": "1", "VLLM_CUDAGRAPH_MEM_BASE_MB": "0", "KEYBOARD": "us", "TOKENIZERS_PARALLELISM": "0"}
     gone = {"HF_TOKEN": "a", "AWS_SECRET_ACCESS_KEY": "b", "OPENAI_API_KEY": "c", "db_password": "d"}
+    kept |= {"VLLM_MAX_TOKENS": "8", "TOKENIZER": "m", "tokenizer_mode": "auto", "max_num_batched_tokens": "1"}
+    gone |= {"PGPASSWORD": "e", "MY_APITOKEN": "f", "S3_SECRETKEY": "g", "VLLM_API_KEYS": "h"}
     shown = without_secrets({**kept, **gone})
     assert {name: shown[name] for name in kept} == kept
     assert {shown[name] for name in gone} == {"<removed>"}
@@ -81,6 +83,33 @@ def test_reprs_and_descriptions_show_no_secret() -> None:
         ("kv_b_per_token=7701.5 key: value", "kv_b_per_token=7701.5 key: value"),
         ("--max-num-batched-tokens 2048, 401,408 tokens", "--max-num-batched-tokens 2048, 401,408 tokens"),
         ("KeyError: 'model.layers.0'", "KeyError: 'model.layers.0'"),
+        ("vllm serve --api-key one two --port 1", "vllm serve --api-key <removed> <removed> --port 1"),
+        ("--api-key 'a b' \"c\" -tp 2", "--api-key '<removed>' \"<removed>\" -tp 2"),
+        (
+            "['serve', '--api-key', 'one', 'two', '--port', '1']",
+            "['serve', '--api-key', '<removed>', '<removed>', '--port', '1']",
+        ),
+        ("{'api_key': ['one', 'two'], 'port': 1}", "{'api_key': ['<removed>', '<removed>'], 'port': 1}"),
+        ("--api-key=-one --port 1", "--api-key=<removed> --port 1"),
+        ("--hf-token one is wrong", "--hf-token <removed> is wrong"),
+        ("--env HF_TOKEN=one x", "--env HF_TOKEN=<removed> x"),
+        ("VLLM_API_KEYS=one,two vllm", "VLLM_API_KEYS=<removed> vllm"),
+        (
+            "PGPASSWORD=one MY_APITOKEN=two S3_SECRETKEY=three",
+            "PGPASSWORD=<removed> MY_APITOKEN=<removed> S3_SECRETKEY=<removed>",
+        ),
+        ('--hf-overrides \'{"hf_token": "x"}\' --port 1', '--hf-overrides \'{"hf_token": "<removed>"}\' --port 1'),
+        ('--hf-overrides {"hf_token":"x y"}', '--hf-overrides {"hf_token":"<removed>"}'),
+        ('--hf-overrides "{\\"hf_token\\": \\"x\\"}"', '--hf-overrides "{\\"hf_token\\": \\"<removed>\\"}"'),
+        ("--hf-overrides.hf_token x --port 1", "--hf-overrides.hf_token <removed> --port 1"),
+        ("{'credentials': {'user': 'x'}, 'port': 1}", "{'credentials': <removed>, 'port': 1}"),
+        ("{'api_key': 'cut off here", "{'api_key': '<removed>"),
+        ("{'api_key': None, 'tokenizer_mode': 'auto'}", "{'api_key': None, 'tokenizer_mode': 'auto'}"),
+        (
+            "tokenizer='m', max_num_batched_tokens=2048, keyword='x'",
+            "tokenizer='m', max_num_batched_tokens=2048, keyword='x'",
+        ),
+        ("kv_b_per_token=7701.5,free=3", "kv_b_per_token=7701.5,free=3"),
     ],
 )
 def test_secrets_in_running_text(text: str, shown: str) -> None:
@@ -126,3 +155,41 @@ def test_the_values_that_are_removed_are_known() -> None:
         {"A": "1", "HF_TOKEN": "abcd"}, ("vllm", "--api-key", "efgh", "--hf-token=ijkl", "--port", "1")
     )
     assert set(values) == {"abcd", "efgh", "ijkl"}
+
+
+def test_every_word_of_a_flag_of_several_is_removed() -> None:
+    argv = (
+        "vllm",
+        "--api-key",
+        "first",
+        "second",
+        "--port",
+        "1",
+        "--hf-token",
+        "third",
+        "model",
+        "--api-key=one",
+        "two",
+    )
+    shown = ("vllm", "--api-key", "<removed>", "<removed>", "--port", "1", "--hf-token", "<removed>", "model")
+    assert command_without_secrets(argv) == (*shown, "--api-key=<removed>", "<removed>")
+    assert secret_values({}, argv) == ("first", "second", "third", "one", "two")
+
+
+def test_secrets_inside_of_a_word_or_of_another_variable_are_removed() -> None:
+    argv = ("--hf-overrides", '{"hf_token": "inner", "max_tokens": 4}', '--hf-overrides={"a":{"hf_token":"other"}}')
+    environment = {"SERVE_ARGS": "--api-key third --port 1"}
+    assert command_without_secrets(argv) == (
+        "--hf-overrides",
+        '{"hf_token": "<removed>", "max_tokens": 4}',
+        '--hf-overrides={"a":{"hf_token":"<removed>"}}',
+    )
+    assert without_secrets(environment) == {"SERVE_ARGS": "--api-key <removed> --port 1"}
+    assert set(secret_values(environment, argv)) == {"inner", "other", "third"}
+
+
+def test_several_short_secrets_go_behind_one_name() -> None:
+    scrubber = Scrubber(["ab", "cd"])
+    assert scrubber.feed(b"--api-key ab cd\n['--api-key', 'ab', 'cd'] cd\n") == (
+        b"--api-key <removed> <removed>\n['--api-key', '<removed>', '<removed>'] cd\n"
+    )

@@ -9,7 +9,7 @@ import msgspec
 
 from pytest_kvbudget.ledger.boot import BootState
 from pytest_kvbudget.ledger.diagnosis import diagnose
-from pytest_kvbudget.ledger.facts import Process, binding
+from pytest_kvbudget.ledger.facts import TOTALS, Process, binding
 from pytest_kvbudget.ledger.model import BootLedger, Value
 from pytest_kvbudget.ledger.seen import Seen
 from pytest_kvbudget.verdict import Provenance
@@ -59,9 +59,10 @@ def assemble(state: BootState, lines: int) -> BootLedger:
             if (label := names.get(process)) is not None
         }
         bare = [value for process, value in by_process.items() if names.get(process) is None]
-        facts[name] = binding(name, [*bare, *labelled.values()])
+        facts[name] = binding(name, bare if bare and name in TOTALS else [*bare, *labelled.values()])
         if labelled:
             ranks[name] = labelled
+    _same_device(facts, values)
     return BootLedger(
         family=state.family,
         engine_version=str(binding("engine_version", list(version.values())).value) if version else None,
@@ -74,6 +75,17 @@ def assemble(state: BootState, lines: int) -> BootLedger:
         milestones=tuple(state.milestones),
         lines=lines,
     )
+
+
+def _same_device(facts: dict[str, Value], values: dict[str, dict[Process, Value]]) -> None:
+    """The device is that of the rank whose free memory binds."""
+    if "device" not in facts or "free_bytes" not in facts:
+        return
+    binds = facts["free_bytes"].evidence
+    owners = [process for process, value in values["free_bytes"].items() if value.evidence == binds]
+    devices = [values["device"][process] for process in owners if process in values["device"]]
+    if devices:
+        facts["device"] = msgspec.structs.replace(devices[0], rank=facts["free_bytes"].rank)
 
 
 def _merged(state: BootState, root: Seen | None) -> dict[str, dict[Process, Value]]:

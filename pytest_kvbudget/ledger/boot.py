@@ -8,9 +8,11 @@ from typing import Final
 from pytest_kvbudget.ledger.facts import FactStore, Process, source_of
 from pytest_kvbudget.ledger.grammar import FAMILIES, order_of
 from pytest_kvbudget.ledger.grammar.model import CompiledRow, Failure, Row, Tier
+from pytest_kvbudget.ledger.grammar.sglang import STANDS_STILL
+from pytest_kvbudget.ledger.grammar.vllm import IDLE
 from pytest_kvbudget.ledger.matching import Found, find_rows
 from pytest_kvbudget.ledger.model import Evidence, Milestone, Value
-from pytest_kvbudget.ledger.notation import Reading
+from pytest_kvbudget.ledger.notation import Reading, read
 from pytest_kvbudget.ledger.outlived import NOBODY, is_final, outlived, reopened, replica_of
 from pytest_kvbudget.ledger.prefix import Text, talks
 from pytest_kvbudget.ledger.scan import Kind
@@ -40,7 +42,10 @@ _ALONE: Final = Failure(failure_class="lone_exception", tier=Tier.DEATH)
 _OF_THE_ENGINE: Final = re.compile(r"\b(?:core|engine|multiproc_\w+|worker_base|\w*worker|\w*model_runner)\.py:")
 _OF_A_REQUEST: Final = re.compile(r"\bserving\w*\.py:")
 """Modules that answer requests: exceptions that their records show end a request, not the engine."""
+_USAGE: Final = re.compile(r"(?<!CPU )KV cache usage: ([0-9]+(?:\.[0-9]+)?)%")
+_ENGINE: Final = re.compile(r"\bEngine \d+:")
 _VLLM_PROCESS: Final = re.compile(r"(?:VllmWorker|Worker_(?:TP|PP|DP|EP)|EngineCore|APIServer|DPSupervisor)")
+_VLLM_SAID: Final = re.compile(r"(?i:vllm)|NeuronWorker")
 _VLLM_RECORD: Final = re.compile(r"[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\]")
 _OF_A_DEVICE: Final = frozenset(
     {
@@ -55,6 +60,17 @@ _OF_A_DEVICE: Final = frozenset(
     }
 )
 """Failures that need no engine's name to be told, where a Python exception is of them."""
+
+
+FULL_PCT: Final = 99
+"""Of a pool, from which on no step finds room for the tokens of all running requests."""
+
+
+def _nothing_moves(readings: dict[str, Reading], text: str) -> bool:
+    """The pool is full and nothing was generated since the line before."""
+    usage = readings.get("kv_usage_pct")
+    full = usage is not None and not isinstance(usage.value, str) and usage.value >= FULL_PCT
+    return full and (STANDS_STILL in text or IDLE in text)
 
 
 def _evidence(line: int, text: str) -> Evidence:
@@ -86,6 +102,9 @@ class BootState:
         self.began: Evidence | None = None
         self.planned = False
         self.starved: list[Evidence] = []
+        self._stuck: dict[tuple[Process, str], tuple[float, Evidence]] = {}
+        """Per process and engine, the usage and a line in which requests run and wait, the pool is full and nothing is
+        generated."""
         self._current: dict[Process, Phase] = {}
         self._traces = Traces()
         self._open = OpenSentences()
@@ -117,6 +136,20 @@ class BootState:
         """The highest usage of the KV cache seen, in percent."""
         values = self.facts.values.get("kv_usage_pct", {}).values()
         return max((float(value.value) for value in values), default=None)
+
+    @property
+    def of_vllm(self) -> bool:
+        """A line shows that vLLM runs, on whatever device: its own settings may be turned."""
+        if "vllm" in self.families or self._vllm_like or Phase.KV_CHECK in self.phases:
+            return True
+        said = (*(seen.evidence for seen in self.failures), *(shown.evidence for shown in self.milestones))
+        checked = any(seen.failure.phase is Phase.KV_CHECK for seen in self.failures)
+        return checked or any(_VLLM_SAID.search(evidence.text) for evidence in said)
+
+    @property
+    def starving(self) -> bool:
+        """Requests wait that may never run, as far as the last lines show."""
+        return bool(self.starved or self._stuck)
 
     @property
     def pinned(self) -> bool:
@@ -226,6 +259,10 @@ class BootState:
             self.families.setdefault("", 0)
         if row.scope in {"rank", "rank0"}:
             self.workers.add(process)
+        if row.event == "alive" and "kv_usage_pct" in readings:
+            # writers that share a file join their records
+            usages = [read(printed, "percent") for printed in _USAGE.findall(evidence.text)]
+            readings["kv_usage_pct"] = max((*usages, readings["kv_usage_pct"]), key=lambda usage: float(usage.value))
         seen = None
         if row.failure is not None:
             seen = self._fail(row.failure, row, evidence, process, readings)
@@ -269,7 +306,7 @@ class BootState:
         elif row.event in {"table", "head", "cells"}:
             self._tabulate(row, evidence, process)
         elif row.event in {"served", "alive"}:
-            self._alive(row, readings, evidence)
+            self._alive(row, readings, evidence, process)
         elif row.event == "stopping" and self.stopping is None and not any(not seen.survived for seen in self.failures):
             self.stopping = evidence
 
@@ -282,7 +319,7 @@ class BootState:
             for name, reading in self._tables.cells(evidence).items():
                 self.facts.add(name, process, self.value(name, reading, evidence, row.provenance))
 
-    def _alive(self, row: Row, readings: dict[str, Reading], evidence: Evidence) -> None:
+    def _alive(self, row: Row, readings: dict[str, Reading], evidence: Evidence, process: Process) -> None:
         if self.served is None:
             self.served = evidence
             self.phases.setdefault(Phase.READY, evidence)
@@ -296,12 +333,23 @@ class BootState:
         if row.event == "served":
             return
         waiting, running = readings.get("waiting"), readings.get("running")
+        named = _ENGINE.search(evidence.text)
+        engine = (process, "" if named is None else named.group())
         if waiting is not None and running is not None:
             self.requests = self.requests or running.value != 0 or waiting.value != 0
             self.ran = self.ran or running.value != 0
             if waiting.value != 0 and running.value == 0:
                 self.starved = [*self.starved[:1], evidence]
+            elif waiting.value != 0 and _nothing_moves(readings, evidence.text):
+                # the first step of a large batch looks so too: one line is no proof, nor are two of a pool that fills;
+                # where vLLM rounds to an idle 0.0, SGLang means its 0.00
+                usage = float(readings["kv_usage_pct"].value)
+                before, first = self._stuck.get(engine, (usage, evidence))
+                same = before == usage or STANDS_STILL in evidence.text
+                self._stuck[engine] = (usage, first if same else evidence)
+                self.starved = [first, evidence] if same and first is not evidence else []
             else:
+                self._stuck.pop(engine, None)
                 self.starved.clear()
         else:
             self.requests = self.requests or "POST" in evidence.text

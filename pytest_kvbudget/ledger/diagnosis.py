@@ -13,12 +13,14 @@ from pytest_kvbudget.ledger.grammar.common import SHELLS_WORD
 from pytest_kvbudget.ledger.grammar.llamacpp import RETRIED, UNPINNED
 from pytest_kvbudget.ledger.grammar.model import Tier
 from pytest_kvbudget.ledger.grammar.neuron import COMPILED
-from pytest_kvbudget.ledger.grammar.sglang import TOKENS
+from pytest_kvbudget.ledger.grammar.sglang import STANDS_STILL, TOKENS
+from pytest_kvbudget.ledger.grammar.vllm import IDLE
 from pytest_kvbudget.ledger.levers import (
     NO_LIMIT,
     PLAN_CAPPED,
     PLAN_SHORT,
     SHARED_MEMORY,
+    STUCK,
     levers_for,
     with_limits,
     with_own,
@@ -81,10 +83,21 @@ _ALLOCATIONS: Final = frozenset(
     }
 )
 """Failures after which an engine may have tried again with less."""
+TABLES_OF_BLOCKS: Final = Lever(
+    "max_model_len", "lower", "helps", "a kernel holds the table of every request's blocks in this memory"
+)
+_EXPLAINS: Final = frozenset({"weights_oom", "warmup_oom"})
+"""What vLLM raises from an allocation that failed, to say what it was doing."""
+_UNDER_WAY: Final = re.compile(r"checkpoint shards: +[1-9]\d?% ")
+FLUSHED_LINES: Final = 3
+"""Lines after a failure that may have been written before it, in the buffer of another stream."""
 _HBM: Final = frozenset({"hbm_oom", "hbm_load_oom", "nrt_resource"})
 """Allocations that a Neuron device refused."""
 _OF_PROGRAMS: Final = re.compile(r"scratchpad|dma ring|model code|constants|collectives|XT CC", re.IGNORECASE)
 """What only a compiled program allocates, when it is loaded."""
+_OF_A_MODEL: Final = ("llama_model_load", "llama_load_model_from_file", "error loading model")
+"""Said where a model file could not be loaded; its context comes later."""
+_OF_A_START: Final = ("failed to load model", "failed to create context", "failed to initialize the context")
 _EXPLAINS_GGML: Final = frozenset({"kv_alloc_oom", "profile_oom", "weights_oom", "single_alloc_limit"})
 
 
@@ -244,6 +257,8 @@ def _starved(state: BootState) -> bool:
 
 
 def _outcome(state: BootState, root: Seen, resolved: _Resolved) -> Outcome:
+    if resolved == ("foreign_process_memory", Phase.UNKNOWN) and not _says(state, *_STARTING):
+        return "unknown"
     if resolved.phase is Phase.UNKNOWN and resolved.failure_class == "request_oom":
         return "unknown"
     if (root.served and resolved.failure_class != "port_in_use") or resolved.phase is Phase.REQUEST:
@@ -313,7 +328,7 @@ def _resolve_oom(state: BootState, seen: Seen) -> _Resolved:
     if seen.framed and seen.phase is Phase.WORKER_INIT and not seen.served:
         # before this engine has allocated anything
         return _Resolved("foreign_process_memory", seen.phase)
-    phase = seen.phase if seen.framed else _when(state, seen)
+    phase = seen.phase if seen.framed else _explained(state, seen) or _when(state, seen)
     pools = seen.readings.get("private_pool_bytes")
     if (
         pools is not None
@@ -324,9 +339,40 @@ def _resolve_oom(state: BootState, seen: Seen) -> _Resolved:
         phase = phase if seen.framed else Phase.GRAPH_CAPTURE
     if phase is Phase.UNKNOWN and _says(state, _LOADING):
         phase = Phase.WEIGHTS_LOAD
+    if phase in {Phase.UNKNOWN, Phase.WORKER_INIT, Phase.WEIGHTS_LOAD} and _crowded(seen):
+        return _Resolved("foreign_process_memory", phase)
     if phase is Phase.UNKNOWN and _says(state, *_STARTING):
         return _Resolved("device_oom", phase)
     return _Resolved(*_OOM_CLASSES[phase])
+
+
+def _explained(state: BootState, seen: Seen) -> Phase | None:
+    """The phase that another line gives an allocation which failed before: what was raised from its exception.
+
+    A progress bar of the weights that is under way after it was written before it, in another buffer.
+    """
+    if seen.served or state.family == "llama.cpp":
+        return None
+    below = (other for other in state.failures if other.evidence.line > seen.evidence.line and not other.survived)
+    for other in below:
+        if other.row is not None and other.failure.failure_class in _EXPLAINS and other.failure.phase is not None:
+            return other.failure.phase
+    bar = state.phases.get(Phase.WEIGHTS_LOAD)
+    if seen.phase is not Phase.UNKNOWN or bar is None or state.now is not Phase.WEIGHTS_LOAD:
+        return None
+    near = 0 < bar.line - seen.evidence.line <= FLUSHED_LINES
+    return Phase.WEIGHTS_LOAD if near and _UNDER_WAY.search(bar.text) else None
+
+
+def _crowded(seen: Seen) -> bool:
+    """Others hold more of the card than this process does, and more than half of it."""
+    names = ("total_bytes", "free_bytes", "process_in_use_bytes")
+    figures = [reading.value for name in names if (reading := seen.readings.get(name)) is not None]
+    if len(figures) < len(names) or "this process has" not in seen.places.get(names[-1], seen.evidence).text:
+        return False
+    total, free, ours = map(float, figures)
+    others = total - free - ours
+    return others > ours and others > total / 2
 
 
 def _when(state: BootState, seen: Seen) -> Phase:
@@ -424,9 +470,10 @@ def _resolve_ggml(state: BootState, seen: Seen) -> _Resolved:
     for other in state.failures:
         if other.failure.failure_class in _EXPLAINS_GGML:
             return _Resolved(other.failure.failure_class, other.phase)
-    if phase is Phase.UNKNOWN:
-        return _Resolved("weights_oom", phase)
-    return _Resolved(*_OOM_CLASSES[phase])
+    if phase is Phase.UNKNOWN and _says(state, *_OF_A_MODEL):
+        phase = Phase.WEIGHTS_LOAD
+    started = phase is Phase.UNKNOWN and _says(state, *_OF_A_START)
+    return _Resolved("device_oom", phase) if started else _Resolved(*_OOM_CLASSES[phase])
 
 
 def _resolve_ggml_host(state: BootState, seen: Seen) -> _Resolved:
@@ -481,11 +528,18 @@ def _cause(state: BootState, root: Seen, failure_class: str, phase: Phase) -> Ca
     layout = fitting_layout(root.evidence.text) if failure_class == "parallelism_refused" else None
     if layout is not None:
         levers = (layout, NO_LIMIT)
+    if failure_class == "runtime_hbm_oom" and any("profiler_bytes" in seen.readings for seen in state.failures):
+        levers = (*levers_for("profiler_reserve", state.family, phase), *levers)
+    if failure_class == "compile_failed" and "memory space smem" in root.evidence.text:
+        levers = with_own(levers, TABLES_OF_BLOCKS)
     if root.row is not None and "shared_memory" in root.row.flags:
         levers = SHARED_MEMORY
     nowhere = failure_class in {"request_oom", "weights_oom"} and phase is Phase.UNKNOWN
     said = TOKENS if full else "device_oom" if nowhere else failure_class
     sentence = sentence_for(said, figures, root.evidence.text)
+    if failure_class == "foreign_process_memory" and _crowded(root):
+        ours, total = figures.size("process_in_use_bytes"), figures.size("total_bytes")
+        sentence = f"this process holds {ours} of {total}, and others hold more"
     if failure_class == "argument_rejected":
         own = blamed(state, root)
         levers = levers if own is None else with_own(levers, own)
@@ -508,16 +562,28 @@ def _levers(state: BootState, failure_class: str, phase: Phase) -> tuple[Lever, 
         phase,
         pinned=state.pinned,
         reserved="reserved_headroom_bytes" in state.facts,
+        roomy="free_bytes" in state.facts,
+        vllm=state.of_vllm,
         fitted=any(seen.row is not None and "auto_fit" in seen.row.flags for seen in state.failures),
     )
 
 
 def _plain_cause(state: BootState, failure_class: str, phase: Phase, evidence: tuple[Evidence, ...]) -> Cause:
     text = evidence[0].text if evidence else ""
+    if failure_class == "request_starved" and IDLE in text and "Running: 0 " not in text:
+        return Cause(
+            phase=phase,
+            failure_class=failure_class,
+            sentence="requests run and none gets a token: the KV cache is full",
+            evidence=evidence,
+            levers=STUCK,
+        )
+    # requests that run and get nothing starve of a full pool, not of one that is too small for the first
+    said = TOKENS if failure_class == "request_starved" and STANDS_STILL in text else failure_class
     return Cause(
         phase=phase,
         failure_class=failure_class,
-        sentence=sentence_for(failure_class, Figures(state, None), text),
+        sentence=sentence_for(said, Figures(state, None), text),
         evidence=evidence,
-        levers=_levers(state, failure_class, phase),
+        levers=_levers(state, said, phase),
     )

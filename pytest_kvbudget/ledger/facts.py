@@ -51,6 +51,8 @@ DERIVED: Final = _names(
 )
 """What the engine worked out and did not see."""
 _PEAK: Final = frozenset({"kv_usage_pct"})
+TOTALS: Final = frozenset({"kv_in_use_bytes"})
+"""A figure of no device is that of all together, where theirs are stated too."""
 
 Process = tuple[str | None, int | None]
 """Who printed a line: name and process id, each ``None`` where the line does not say."""

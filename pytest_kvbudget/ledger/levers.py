@@ -152,11 +152,7 @@ _LEVERS: Final[dict[str, tuple[Lever, ...]]] = {
         _lever("gpu_memory_utilization", "lower", "helps", "where the pool is not pinned"),
         _lever("max_model_len", "lower", "useless", "a pinned pool keeps its size"),
     ),
-    "single_alloc_limit": (
-        _lever("backend", "none", "helps", "another one, or buffers split into smaller ones"),
-        _lever("context size", "lower", "useless", "enough memory was free"),
-        _lever("gpu layers", "lower", "useless", "enough memory was free"),
-    ),
+    "single_alloc_limit": (_lever("backend", "none", "helps", "another one, or buffers split into smaller ones"),),
     "compile_hbm_exceeded": (
         _lever(
             "VLLM_NEURON_RESERVED_HEADROOM_GIB", "raise", "helps", "leaves more for the program, less for the KV cache"
@@ -308,15 +304,31 @@ _TORCH: Final = (
     _lever("mem_fraction_static", "raise", "harms", "leaves still less outside the pool"),
 )
 
-_LLAMA_POOL: Final[dict[str, tuple[Lever, ...]]] = {
-    name: (
-        _lever("ctx_size", "lower", "helps", "the KV cache is allocated for the whole context at once"),
-        _lever("cache_type_k", "none", "helps", "a smaller KV type"),
+_LLAMA_KV: Final = (
+    _lever("ctx_size", "lower", "helps", "the KV cache is allocated for the whole context at once"),
+    _lever("cache_type_k", "none", "helps", "a smaller KV type"),
+)
+_LLAMA_COMPUTE: Final = (
+    _lever("ubatch_size", "lower", "helps", "a compute buffer scales with the tokens of a step"),
+    _lever("ctx_size", "lower", "helps", "a compute buffer scales with the context that a step attends to"),
+)
+_ROOMY: Final = (
+    _lever("context size", "lower", "useless", "enough memory was free"),
+    _lever("gpu layers", "lower", "useless", "enough memory was free"),
+)
+"""Of one buffer that is too large although there is room for it."""
+_LLAMA: Final[dict[str, tuple[Lever, ...]]] = {
+    "kv_alloc_oom": (*_LLAMA_KV, _lever("n_gpu_layers", "lower", "helps", "layers stay on the host")),
+    "profile_oom": (
+        *_LLAMA_COMPUTE,
+        _lever("n_gpu_layers", "lower", "helps", "weights that stay on the host leave room for compute buffers"),
+    ),
+    "device_oom": (
         _lever("n_gpu_layers", "lower", "helps", "layers stay on the host"),
-    )
-    for name in ("kv_alloc_oom", "profile_oom")
-}
-_LLAMA: Final[dict[str, tuple[Lever, ...]]] = _LLAMA_POOL | {
+        _lever("ctx_size", "lower", "helps", "where KV cache or compute buffers were too large"),
+        _lever("ubatch_size", "lower", "helps", "where compute buffers were too large"),
+        _lever("quantization", "none", "helps", "where the weights were too large"),
+    ),
     "weights_oom": (
         _lever("n_gpu_layers", "lower", "helps", "layers stay on the host"),
         _lever("quantization", "none", "helps", "smaller weights"),
@@ -413,6 +425,14 @@ PLAN_CAPPED: Final = (
 )
 """Of a KV cache that an expert plan caps at its own reserve."""
 
+STUCK: Final = (
+    _lever("kv_cache_memory_bytes", "raise", "helps", "the pool must hold what the requests that run need"),
+    _lever("gpu_memory_utilization", "raise", "helps", "a larger share of the card goes to the KV cache"),
+    _lever("max_num_seqs", "lower", "helps", "fewer requests then share the pool"),
+    _lever("max_model_len", "lower", "useless", "the pool keeps its size, and the requests theirs"),
+)
+"""Of requests of vLLM that run and get nothing, because the pool that they share is full."""
+
 PLAN_SHORT: Final = (
     _lever("gpu_memory_utilization", "raise", "helps", "within its law; the arena is what the budget leaves"),
     _lever("max_model_len", "lower", "helps", "the plan reserves the KV of one window"),
@@ -451,6 +471,8 @@ def levers_for(
     pinned: bool = False,
     reserved: bool = False,
     fitted: bool = False,
+    roomy: bool = False,
+    vllm: bool = True,
 ) -> tuple[Lever, ...]:
     """What moves this cause on this engine, the best first, then what does not and what makes it worse.
 
@@ -461,8 +483,16 @@ def levers_for(
         pinned: the KV cache's bytes are pinned: then the utilization sizes nothing.
         reserved: a Neuron headroom is set: then the engine counts with the whole share, whatever the utilization.
         fitted: the engine looked for a window that fits, and found none.
+        roomy: a line states how much memory was free.
+        vllm: vLLM runs; else its variables for Neuron turn nothing.
     """
     levers = _levers(failure_class, family, phase)
+    if failure_class == "single_alloc_limit":
+        # what is too large for one buffer gets smaller by what it is sized by
+        sized = {Phase.PROFILE: _LLAMA_COMPUTE, Phase.KV_ALLOC: _LLAMA_KV}.get(phase, _ROOMY if roomy else ())
+        levers = (*levers, *sized)
+    if family == "neuron" and not vllm:
+        levers = tuple(lever for lever in levers if not lever.name.startswith("VLLM_"))
     if reserved:
         levers = _useless(levers, "gpu_memory_utilization", "with a headroom set it is taken as 1")
         levers = _useless(levers, "VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "with a headroom set there is no cap")

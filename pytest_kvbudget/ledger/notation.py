@@ -32,6 +32,7 @@ _KINDS: Final[dict[str, str]] = {
     "fraction": r"[0-9]+(?:\.[0-9]+)?",
     "ratio": r"[0-9]+(?:\.[0-9]+)?",
     "percent": r"[0-9]+(?:\.[0-9]+)?",
+    "share": r"[0-9]+(?:\.[0-9]+)?",
     "secs": r"[0-9]+(?:\.[0-9]+)?",
     "word": r"\S+?",
     "text": r".+?",
@@ -50,6 +51,7 @@ _UNITS: Final[dict[str, Unit]] = {
     "fraction": "fraction",
     "ratio": "ratio",
     "percent": "percent",
+    "share": "percent",
     "secs": "seconds",
     "word": "text",
     "text": "text",
@@ -129,6 +131,8 @@ def read(printed: str, kind: str) -> Reading:
     number = re.match(r"-?[0-9]+(?:\.[0-9]+)?", printed)
     assert number is not None, "every kind begins with a number"
     value, decimals = Decimal(number.group()), len(number.group().partition(".")[2])
+    if kind == "share":
+        return Reading(float(100 * value), unit, 50 / 10**decimals if decimals else 0)
     if unit != "bytes":
         exact = decimals == 0
         return Reading(

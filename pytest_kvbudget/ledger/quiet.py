@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from pytest_kvbudget.ledger.boot import BootState
+from pytest_kvbudget.ledger.boot import FULL_PCT, BootState
+from pytest_kvbudget.ledger.grammar.sglang import STANDS_STILL
+from pytest_kvbudget.ledger.grammar.vllm import IDLE
 from pytest_kvbudget.ledger.scan import Kind, Survey, split_pieces
 
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
@@ -24,6 +26,11 @@ _LOAD = re.compile(
 _STATISTICS: Final = " reqs, Waiting: "
 _QUEUE: Final = "#queue-req: "
 _QUEUED = re.compile(rb"#queue-req: [1-9]")
+_SHARE = re.compile(rb"(?<!swa )token usage: ([0-9.]+)")
+_IDLE: Final = IDLE.encode()
+_IDLE_WITHIN: Final = 160
+"""Before `_RARE`, where a record says what was generated."""
+_STAND_STILL: Final = (STANDS_STILL.encode(), _IDLE)
 _RARE: Final = ord("W")
 """Begins ``Waiting``, and little else in a log: one byte is found quicker than a word."""
 _BEFORE_BYTES: Final = 20
@@ -79,7 +86,7 @@ class Quiet:
         if not picked or state.waits_for_more or not state.calm:
             return picked
         quiet: set[bytes] = set()
-        if state.settled and not state.starved:
+        if state.settled and not state.starving:
             alive = {key: kind for key, kind in picked.items() if kind.alive and not kind.quotes}
             any_loud = self._any_loud(frozenset[str]().union(*(kind.load for kind in alive.values())), block)
             quiet.update(key for key, kind in alive.items() if not (any_loud and kind.load))
@@ -90,15 +97,20 @@ class Quiet:
     def stays(self) -> bool:
         """What was no reason to look at a line is none now."""
         state = self._state
-        return state.calm and not state.starved and not state.waits_for_more
+        return state.calm and not state.starving and not state.waits_for_more
 
     def _any_loud(self, load: frozenset[str], block: bytes) -> bool:
         """Whether a line among those that tell how many requests run and wait says something new."""
         if load - {_STATISTICS, _QUEUE}:
             return True
-        if _QUEUE in load and _QUEUED.search(block):
+        if _QUEUE in load and (_QUEUED.search(block) or self._fuller(block)):
             return True
         return _STATISTICS in load and self._any_loud_statistics(block)
+
+    def _fuller(self, text: bytes) -> bool:
+        """Whether SGLang's pool is fuller than it was."""
+        peak = self._state.peak_usage
+        return any(peak is None or 100 * float(share) > peak for share in set(_SHARE.findall(text)))
 
     def _any_loud_statistics(self, block: bytes) -> bool:
         if _WAITING in block[: _BEFORE_BYTES + len(_WAITING)]:
@@ -110,16 +122,19 @@ class Quiet:
                 at = find(_RARE, at + _BEHIND_BYTES)
             if at < 0:
                 return False
-            if block.startswith(_WAITING, at) and not self._harmless(said):
+            if block.startswith(_WAITING, at) and not self._harmless(said, block[max(at - _IDLE_WITHIN, 0) : at]):
                 return True
             at = find(_RARE, at + 1)
 
-    def _harmless(self, said: bytes) -> bool:
+    def _harmless(self, said: bytes, before: bytes) -> bool:
         match, peak = _SAID.search(said), self._state.peak_usage
         if match is None or match.start("at") != _BEFORE_BYTES or peak is None or float(match["usage"]) > peak:
             return False
-        if int(match["waiting"]) and not int(match["running"] or 0):
-            return False
+        if int(match["waiting"]):
+            if not int(match["running"] or 0):
+                return False
+            if float(match["usage"]) >= FULL_PCT:
+                return _IDLE not in before  # not in ``said``: it is looked for each time
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(said)
@@ -127,15 +142,18 @@ class Quiet:
 
     def _serves_on(self, piece: bytes) -> bool:
         """Of a line that only says that a settled engine serves: no request waits alone, no new peak of the usage."""
-        match = _LOAD.search(piece)
-        if match is None:
+        if self._fuller(piece):
+            return False
+        said = _LOAD.findall(piece)
+        if not said:
             return True
-        running, waiting, usage = match.groups()
-        peak = self._state.peak_usage
-        return (
-            not self._state.starved
-            and (waiting == b"0" or running != b"0")
-            and (usage is None or (peak is not None and float(usage) <= peak))
+        if self._state.starving:
+            return False
+        peak, still = self._state.peak_usage, any(word in piece for word in _STAND_STILL)
+        return all(
+            (waiting == b"0" or (running != b"0" and not still))
+            and (not usage or (peak is not None and float(usage) <= peak))
+            for running, waiting, usage in said
         )
 
     def _redrawn(self, survey: Survey, block: bytes) -> set[bytes]:

@@ -15,6 +15,7 @@ from io import BytesIO
 from itertools import compress, islice
 from typing import Final, NamedTuple
 
+from pytest_kvbudget.ledger.grammar.common import CALLS
 from pytest_kvbudget.ledger.grammar.model import CompiledRow
 from pytest_kvbudget.ledger.quotes import QUOTES, Quotations
 
@@ -30,7 +31,8 @@ _NO_DIGIT = re.compile(r"\{[a-z][a-z0-9_]*:[a-z_]+\}|\{\d*,?\d*\}|0-9")
 """Parts of a pattern with digits that stand for no digit of a line."""
 TRACE_WORDS: Final = (
     *("Traceback (most recent call last)", "Error", "Exception", "KeyboardInterrupt", "Exit"),
-    *('File "', "File /", "File ~"),
+    *('File "', "File /", "File ~", "File ["),
+    *CALLS,
 )
 """What every line that matters to a traceback has one of."""
 
@@ -195,7 +197,8 @@ class Scanner:
         return Kind(
             rows,
             trace,
-            alive=not trace and events <= _ALIVE,
+            # what also says that a phase is reached is read each time
+            alive=not trace and events <= _ALIVE and all(compiled.row.phase is None for compiled in rows),
             load=frozenset(row.needle for row in rows if _tells_load(row)),
             starts=bool(events & _STARTS),
             repeats=not trace and all(_any_digits(compiled) for compiled in rows),

@@ -26,6 +26,11 @@ class Figures:
         self._state = state
         self._root = root
 
+    @property
+    def family(self) -> str:
+        """The engine family, as `BootState.family` names it."""
+        return self._state.family
+
     def number(self, name: str) -> float | None:
         """The binding value of a fact as a number, ``None`` where no line states one."""
         found = self._find(name)
@@ -161,6 +166,11 @@ def _oom(where: str, doubt: str = "") -> Callable[[Figures, str], str]:
     return write
 
 
+def _profile(figures: Figures, text: str) -> str:
+    where = "while compute buffers were reserved" if figures.family == "llama.cpp" else "in the profile run"
+    return _oom(where)(figures, text)
+
+
 def _held(figures: Figures) -> str:
     held = figures.own_size("torch_allocated_bytes")
     return f" on top of {held} allocated" if held else ""
@@ -263,7 +273,7 @@ _SENTENCES: Final[dict[str, Callable[[Figures, str], str]]] = {
     "foreign_process_memory": _foreign,
     "device_oom": _oom("", "; no line says what the engine was doing"),
     "weights_oom": _oom("while the weights were loaded"),
-    "profile_oom": _oom("in the profile run"),
+    "profile_oom": _profile,
     "kv_alloc_oom": _oom("while the KV cache was allocated"),
     "graph_capture_oom": _oom("while graphs were captured"),
     "warmup_oom": _oom("in warm-up"),

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pytest_kvbudget.ledger.facts import Process
-from pytest_kvbudget.ledger.grammar.common import FRAME, FRAMES, WAITING_FRAMES, WEAK_FRAMES
+from pytest_kvbudget.ledger.grammar.common import CALLS, FRAME, FRAMES, WAITING_FRAMES, WEAK_FRAMES
 from pytest_kvbudget.verdict import Phase
 
 EXCEPTION: Final = re.compile(
@@ -42,6 +42,10 @@ _CONSEQUENCE_TEXTS: Final = (
 _BEGINS: Final = "Traceback (most recent call last)"
 _INNER: Final = re.compile(r'File "[^"]*", line \d+, in (?P<function>\w+)')
 """A frame anywhere in a line."""
+_SOURCE: Final = re.compile(r"\s{2,}\S|-+> \d+ ")
+"""How the source text that a frame shows begins, as Python or as IPython writes it."""
+_MOVES: Final = frozenset({"<lambda>", "_apply", "convert", "cuda"})
+"""Functions of torch that move a model's weights to a device."""
 _MOST_KNOWN: Final = 2048
 """Lines of tracebacks that are remembered: the same ones come again in every boot that fails alike."""
 
@@ -82,6 +86,8 @@ def read_trace(text: str) -> TraceLine:
     frame = FRAME.match(text)
     if frame is not None:
         function = frame["function"] or frame["cell"]
+        if function in _MOVES and "/torch/nn/modules/module.py" in text:
+            return TraceLine(frame=True, phase=Phase.WEIGHTS_LOAD, weak=True)
         return TraceLine(
             frame=True,
             phase=FRAMES.get(function),
@@ -91,7 +97,8 @@ def read_trace(text: str) -> TraceLine:
         )
     exception = EXCEPTION.match(stripped)
     if exception is None:
-        return TraceLine()
+        called = next((name for call, name in CALLS.items() if call in text), None) if _SOURCE.match(text) else None
+        return TraceLine() if called is None else TraceLine(frame=True, phase=FRAMES[called])
     name, message = exception["name"], exception["message"] or ""
     passed_on = name in _CONSEQUENCES or any(part in message for part in _CONSEQUENCE_TEXTS)
     return TraceLine(raises=True, passed_on=passed_on)

@@ -51,7 +51,7 @@ import pytest
 def test_window(kv_engine): ...
 
 @pytest.mark.kv_shape(max_model_len=4_096)
-@pytest.mark.kv_soak(requests=10)
+@pytest.mark.kv_soak(minutes=0.05)
 def test_soak(kv_engine): ...
 """
 
@@ -122,7 +122,7 @@ def test_a_ladder_with_survival_and_a_soak_come_out_the_same(
     project: Project, jumping: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     # 1 MiB a token of a request: with 8 GiB free about 8,000 tokens are survived
-    project.configure(mock="request_peak_per_token = 1_048_576")
+    project.configure(mock="request_peak_per_token = 1_048_576", limits="trace_hz = 50")
     project.tests(TESTS)
     archives = [project.path / "calm", project.path / "wild"]
     project.run("--kvbudget-archive", str(archives[0]), *arguments).assert_outcomes(passed=2)

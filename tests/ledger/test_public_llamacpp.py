@@ -10,6 +10,8 @@ from tests.ledger.variant import Variant, check
 
 CUDA = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating {} MiB on device {}: cudaMalloc failed: out of memory"
 CTX_DOWN, LAYERS_DOWN = ("ctx_size", "lower"), ("n_gpu_layers", "lower")
+KV_TYPE = ("cache_type_k", "none")
+COMPUTE_DOWN = (("ubatch_size", "lower"), CTX_DOWN)
 BUFFERS = "llama_init_from_model: failed to initialize the context: failed to allocate compute pp buffers"
 
 
@@ -40,6 +42,8 @@ VARIANTS: list[Variant] = [
         Phase.PROFILE,
         "profile_oom",
         {"tried_alloc_bytes": 54262464512, "device": 1, "n_slots": 1, "n_ctx_slot": 50176},
+        turn=COMPUTE_DOWN,
+        leave=(KV_TYPE,),
     ),
     Variant(
         "llama.cpp#16748: it tries again with less, in vain",
@@ -79,7 +83,7 @@ VARIANTS: list[Variant] = [
         "died_after_boot",
         Phase.REQUEST,
         "request_oom",
-        {"device": 1},
+        {"n_ctx_slot": 65536, "device": 1},
     ),
     Variant(
         "the same built for ROCm",
@@ -116,7 +120,8 @@ VARIANTS: list[Variant] = [
         Phase.PROFILE,
         "single_alloc_limit",
         {"tried_alloc_bytes": 8753520640},
-        leave=(CTX_DOWN, LAYERS_DOWN),
+        turn=COMPUTE_DOWN,
+        leave=(LAYERS_DOWN, KV_TYPE),
     ),
     Variant(
         "llama.cpp#12817: refused below what is free",
@@ -125,7 +130,8 @@ VARIANTS: list[Variant] = [
         Phase.PROFILE,
         "single_alloc_limit",
         {"free_bytes": 8176 * MIB, "tried_alloc_bytes": 3959422976},
-        leave=(CTX_DOWN,),
+        turn=COMPUTE_DOWN,
+        leave=(LAYERS_DOWN, KV_TYPE),
     ),
     Variant(
         "what was free before the weights were loaded is not what is free",
@@ -177,10 +183,148 @@ VARIANTS: list[Variant] = [
             "radv/amdgpu:    size      : 4269813760 bytes",
             "radv/amdgpu:    domains   : 2",
         ),
+        "unknown",
+        Phase.UNKNOWN,
+        "request_oom",
+        {"tried_alloc_bytes": 4269813760},
+        turn=(CTX_DOWN, LAYERS_DOWN),
+    ),
+    Variant(
+        "llama.cpp#12817: an allocation, and nothing that says of what",
+        ("ggml_vulkan: Device memory allocation of size 3959422976 failed.",),
+        "unknown",
+        Phase.UNKNOWN,
+        "request_oom",
+        {"tried_alloc_bytes": 3959422976},
+        turn=(*COMPUTE_DOWN, LAYERS_DOWN),
+    ),
+    Variant(
+        "an allocation of a context, of what nothing says",
+        (
+            "ggml_vulkan: Device memory allocation of size 3959422976 failed.",
+            "common_init_result: failed to create context with model '/m.gguf'",
+        ),
         "failed",
         Phase.UNKNOWN,
+        "device_oom",
+        {"tried_alloc_bytes": 3959422976},
+        turn=(*COMPUTE_DOWN, LAYERS_DOWN),
+    ),
+    Variant(
+        "an allocation of a model, by what could not be loaded",
+        (
+            "ggml_vulkan: Device memory allocation of size 3959422976 failed.",
+            "llama_model_load_from_file_impl: failed to load model",
+        ),
+        "failed",
+        Phase.WEIGHTS_LOAD,
         "weights_oom",
-        {"tried_alloc_bytes": 4269813760},
+        {"tried_alloc_bytes": 3959422976},
+        turn=(LAYERS_DOWN,),
+        leave=(CTX_DOWN,),
+    ),
+    Variant(
+        "a buffer over the limit, of what nothing says",
+        (
+            "ggml_vulkan: Device memory allocation of size 4200595456 failed.",
+            "ggml_vulkan: Requested buffer size exceeds device buffer size limit: ErrorOutOfDeviceMemory",
+        ),
+        "failed",
+        Phase.UNKNOWN,
+        "single_alloc_limit",
+        {"tried_alloc_bytes": 4200595456},
+        turn=(("backend", "none"),),
+        leave=(CTX_DOWN, LAYERS_DOWN),
+    ),
+    Variant(
+        "ik_llama.cpp#749: compute buffers, and the KV cache of all devices",
+        (
+            "llama_kv_cache_init:      CUDA0 KV buffer size =   379.23 MiB",
+            "llama_kv_cache_init:     CUDA10 KV buffer size =    16.49 MiB",
+            "llama_new_context_with_model: KV self size  = 1005.79 MiB, c^KV (f16): 1005.79 MiB, kv^T (f16):    0.00 "
+            "MiB",
+            CUDA.format("279356.51", 0),
+            "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 292926534144",
+            "llama_new_context_with_model: failed to allocate compute buffers",
+        ),
+        "failed",
+        Phase.PROFILE,
+        "profile_oom",
+        {"tried_alloc_bytes": 292926534144, "kv_in_use_bytes": round(1005.79 * MIB), "device": 0},
+        turn=COMPUTE_DOWN,
+        leave=(KV_TYPE,),
+    ),
+    Variant(
+        "llama.cpp#16653: what is asked for does not fit",
+        (
+            "llama_params_fit_impl: projected to use 410593 MiB of device memory vs. 97017 MiB of free device memory",
+            "llama_params_fit_impl: cannot fulfill margin of 1024 MiB on all devices, need to use 316493 MiB less in "
+            "total",
+        ),
+        "booted",
+        Phase.ARGUMENT,
+        None,
+        {"projected_bytes": 410593 * MIB, "free_bytes": 97017 * MIB, "margin_required_bytes": 1024 * MIB},
+    ),
+    Variant(
+        "ollama#7673: the runner is up, and a request takes too much",
+        (
+            'time=2024-11-17T18:03:24.575-03:00 level=INFO source=server.go:601 msg="llama runner started in 1.76 '
+            'seconds"',
+            "CUDA error: out of memory",
+            "  current device: 0, in function alloc at ggml-cuda.cu:406",
+        ),
+        "died_after_boot",
+        Phase.REQUEST,
+        "request_oom",
+        {"device": 0},
+    ),
+    Variant(
+        "ollama#8271: it answers",
+        (
+            "llama_kv_cache_init:      CUDA0 KV buffer size =   896.00 MiB",
+            '[GIN] 2024/12/31 - 01:58:01 | 200 |  1.386181264s |       127.0.0.1 | POST     "/api/generate"',
+        ),
+        "booted",
+        Phase.READY,
+        None,
+        {"kv_in_use_bytes": 896 * MIB},
+    ),
+    Variant(
+        "another page of the server says nothing of the model",
+        (
+            "llama_kv_cache_init:      CUDA0 KV buffer size =   896.00 MiB",
+            '[GIN] 2024/12/31 - 01:58:01 | 200 |  1.386181264s |       127.0.0.1 | POST     "/api/show"',
+        ),
+        "booted",
+        Phase.KV_ALLOC,
+        None,
+        {"kv_in_use_bytes": 896 * MIB},
+    ),
+    Variant(
+        "ollama#11090: the runner was killed",
+        (
+            'time=2025-06-27T14:42:08.637Z level=ERROR source=server.go:415 msg="llama runner terminated" '
+            'error="signal: killed"',
+            'time=2025-06-27T14:42:14.690Z level=INFO source=server.go:153 msg="system memory" total="125.2 GiB" '
+            'free="116.6 GiB" free_swap="2.0 GiB"',
+        ),
+        "failed",
+        Phase.UNKNOWN,
+        "engine_killed",
+        {"host_total_bytes": round(125.2 * 1024 * MIB)},
+    ),
+    Variant(
+        "ollama#10920: refused for want of host memory",
+        ("Error: model requires more system memory (164.8 GiB) than is available (13.4 GiB)",),
+        "refused",
+        Phase.ARGUMENT,
+        "host_memory_short",
+        {
+            "host_mem_available_bytes": round(13.4 * 1024 * MIB),
+            "projected_host_bytes": round(164.8 * 1024 * MIB),
+        },
+        leave=(LAYERS_DOWN,),
     ),
     Variant(
         "Metal",
@@ -368,3 +512,30 @@ def test_a_phase_that_no_line_shows_is_not_in_the_sentence() -> None:
     ledger = read("radv/amdgpu:    size      : 4269813760 bytes")
     assert ledger.cause is not None
     assert "weights" not in ledger.cause.sentence
+
+
+def test_what_reserves_compute_buffers_is_no_profile_run() -> None:
+    ledger = read(
+        CUDA.format("144.00", 4),
+        "ggml_gallocr_reserve_n: failed to allocate CUDA4 buffer of size 150995968",
+        "llama_new_context_with_model: failed to allocate compute buffers",
+    )
+    assert ledger.cause is not None
+    assert "compute buffers" in ledger.cause.sentence
+    assert "profile run" not in ledger.cause.sentence
+
+
+@pytest.mark.parametrize(
+    ("fitted", "said"),
+    [("", False), ("llama_params_fit_impl: projected to use 17422 MiB of device memory vs. 27335 MiB of free", True)],
+)
+def test_memory_is_called_free_where_a_line_says_so(fitted: str, said: bool) -> None:
+    free = fitted and f"{fitted} device memory"
+    ledger = read(
+        free,
+        "ggml_vulkan: Device memory allocation of size 4200595456 failed.",
+        "ggml_vulkan: Requested buffer size exceeds device buffer size limit: ErrorOutOfDeviceMemory",
+    )
+    assert ledger.failure_class == "single_alloc_limit"
+    assert ledger.cause is not None
+    assert any("memory was free" in lever.why for lever in ledger.cause.levers) is said

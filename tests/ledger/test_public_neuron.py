@@ -61,7 +61,8 @@ VARIANTS: list[Variant] = [
         Phase.MODEL_LOAD,
         "runtime_hbm_oom",
         {"tried_alloc_bytes": 10485760, "err": 4, "hbm_model_code_bytes": gib(1.162)},
-        turn=(HEADROOM_UP,),
+        turn=(("tensor_parallel_size", "raise"),),
+        leave=(HEADROOM_UP,),
     ),
     Variant(
         "NxD Inference 2.24: no space after ND; scratchpad belongs to programs",
@@ -282,7 +283,8 @@ VARIANTS: list[Variant] = [
             "io_tensors_bytes": 39644174584,
             "hbm_limit_bytes": 24 * GIB,
         },
-        turn=(HEADROOM_UP,),
+        turn=(("tensor_parallel_size", "raise"),),
+        leave=(HEADROOM_UP,),
     ),
     Variant(
         "the whole program over the limit",
@@ -373,6 +375,65 @@ VARIANTS: list[Variant] = [
         Phase.WARMUP,
         None,
         {"compile_done": True},
+    ),
+    Variant(
+        "aws-neuron-sdk#1118: an error of the compiler itself is no lack of device memory",
+        (
+            "2025-02-24T00:04:00Z ERROR 55 [neuronxcc.driver.CommandDriver]:  An Internal Compiler Error has occurred",
+            "2025-02-24T00:04:00Z USER 5521 [neuronxcc.driver.CommandDriver]: [NLA001]  Unhandled exception with "
+            "message: Allocated memory out of bound",
+        ),
+        "failed",
+        Phase.COMPILE,
+        "compile_failed",
+        {},
+        leave=(HEADROOM_UP,),
+    ),
+    Variant(
+        "the compiler's own code, without the line above it",
+        ("USER 5521 [x]: [NLA001]  Unhandled exception with message: Allocated memory out of bound",),
+        "failed",
+        Phase.COMPILE,
+        "compile_failed",
+        {},
+        leave=(HEADROOM_UP,),
+    ),
+    Variant(
+        "cores that are taken, and the driver's number for it",
+        (
+            R + "NRT:nrt_allocate_neuron_cores   Logical Neuron Core(s) not available - Requested:lnc0-lnc0 "
+            "Available:0 Logical Core size:2 (cores busy, ret=-16)",
+        ),
+        "failed",
+        Phase.WORKER_INIT,
+        "devices_busy",
+        {"ret": -16},
+    ),
+    Variant(
+        "a profiler that takes memory of the device",
+        (
+            "Failed to allocate 1.000GB (alignment: 4.000MB, usage: shared scratchpad) on ND 0:NC 2",
+            "device profiling is enabled, which requires 2.348GB of HBM per NC. Disable profiling.",
+            "Failure: NRT_RESOURCE in nrt_load_util",
+        ),
+        "failed",
+        Phase.MODEL_LOAD,
+        "runtime_hbm_oom",
+        {"profiler_bytes": gib(2.348)},
+        turn=(("NEURON_RT_INSPECT_DEVICE_PROFILE", "none"), ("tensor_parallel_size", "raise")),
+        leave=(HEADROOM_UP,),
+    ),
+    Variant(
+        "the same where vLLM runs: its own variable is one to turn",
+        (
+            "(Worker_TP0 pid=77) " + R + "TDRV:log_dev_mem  Failed to allocate 1.000GB (alignment: 4.000MB, usage: "
+            "shared scratchpad) on ND 0:NC 2",
+        ),
+        "failed",
+        Phase.MODEL_LOAD,
+        "runtime_hbm_oom",
+        {},
+        turn=(HEADROOM_UP,),
     ),
 ]
 

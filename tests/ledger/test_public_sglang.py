@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_kvbudget.ledger.reader import LedgerReader
 from pytest_kvbudget.verdict import Phase
 from tests.ledger.support import MIB, read
 from tests.ledger.variant import S, Variant, check, gib
@@ -13,6 +14,12 @@ OOM = (
     "free."
 )
 FRACTION_UP, FRACTION_DOWN = ("mem_fraction_static", "raise"), ("mem_fraction_static", "lower")
+
+READY_LINE = "The server is fired up and ready to roll!"
+STILL = (
+    S + "Decode batch. #running-req: 30, #token: 46000, token usage: {}, gen throughput (token/s): 0.00, "
+    "#queue-req: {},"
+)
 
 
 def frames(*functions: str) -> tuple[str, ...]:
@@ -231,7 +238,7 @@ VARIANTS: list[Variant] = [
         "died_after_boot",
         Phase.REQUEST,
         "request_oom",
-        {},
+        {"kv_usage_pct": 92},
         turn=(("max_running_requests", "lower"), FRACTION_UP),
         leave=(FRACTION_DOWN,),
     ),
@@ -242,10 +249,114 @@ VARIANTS: list[Variant] = [
             S + "Decode out of memory happened. #retracted_reqs: 1, #new_token_ratio: 0.5713 -> 0.6713",
             S + "Decode batch. #running-req: 56, #token: 290000, token usage: 0.94, #queue-req: 69",
         ),
-        "recovered",
+        "booted",
         Phase.REQUEST,
-        "request_oom",
+        None,
+        {"kv_usage_pct": 97},
+    ),
+    Variant(
+        "requests are put back, in newer words",
+        (
+            S + "KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 646",
+            S + "Decode batch, #running-req: 62, #token: 87001, token usage: 0.99, cuda graph: False, gen throughput "
+            "(token/s): 2467.25, #queue-req: 18",
+            S + "Decode batch, #running-req: 60, #token: 87429, token usage: 1.00, cuda graph: False, gen throughput "
+            "(token/s): 2391.98, #queue-req: 20",
+            S + "Decode batch, #running-req: 60, #token: 80000, token usage: 0.92, cuda graph: False, gen throughput "
+            "(token/s): 2391.98, #queue-req: 20",
+        ),
+        "booted",
+        Phase.REQUEST,
+        None,
+        {"kv_usage_pct": 100},
+    ),
+    Variant(
+        "a hybrid model: how full the pool of full attention is",
+        (
+            S + "Decode batch, #running-req: 24, #full token: 3118656, full token usage: 0.99, mamba num: 48, mamba "
+            "usage: 0.01, cuda graph: True, gen throughput (token/s): 625.38, #queue-req: 8",
+            S + "Decode batch, #running-req: 24, #full token: 9, full token usage: 0.50, #swa token: 9, swa token "
+            "usage: 1.00, gen throughput (token/s): 625.38, #queue-req: 8",
+        ),
+        "booted",
+        Phase.READY,
+        None,
+        {"kv_usage_pct": 99},
+    ),
+    Variant(
+        "a full pool, requests that run and wait, and nothing is generated",
+        (
+            S + "max_total_num_tokens=46611, chunked_prefill_size=2048, context_len=131072",
+            READY_LINE,
+            STILL.format("0.99", 128),
+            STILL.format("1.00", 128),
+        ),
+        "booted",
+        Phase.REQUEST,
+        "request_starved",
+        {"kv_usage_pct": 100},
+        turn=(("max_running_requests", "lower"), FRACTION_UP),
+        leave=(FRACTION_DOWN,),
+    ),
+    *(
+        Variant(
+            f"nothing is generated, and that proves nothing: {why}",
+            (READY_LINE, *lines),
+            "booted",
+            Phase.READY,
+            None,
+            {},
+        )
+        for why, lines in (
+            ("once", (STILL.format("1.00", 128),)),
+            ("there is room", (STILL.format("0.50", 128), STILL.format("0.50", 128))),
+            ("nobody waits", (STILL.format("1.00", 0), STILL.format("1.00", 0))),
+            (
+                "it went on between",
+                (
+                    STILL.format("1.00", 128),
+                    STILL.format("1.00", 128).replace(": 0.00,", ": 99.00,"),
+                    STILL.format("1.00", 128),
+                ),
+            ),
+        )
+    ),
+    Variant(
+        "sglang#4048: a request that is too long, and what it does to the scheduler",
+        (
+            S + "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens). Use a shorter input",
+            S + "Scheduler hit an exception: Traceback (most recent call last):",
+            '  File "/v/sglang/srt/managers/scheduler.py", line 1796, in run_scheduler_process',
+            "TypeError: '>' not supported between instances of 'NoneType' and 'int'",
+        ),
+        "died_after_boot",
+        Phase.REQUEST,
+        "engine_exception",
         {},
+    ),
+    *(
+        Variant(
+            f"the loop of the scheduler, by the line of code: {loop}",
+            (
+                "Traceback (most recent call last):",
+                '  File "/v/sglang/srt/managers/scheduler.py", line 1796, in run_scheduler_process',
+                f"    scheduler.{loop}()",
+                raised,
+            ),
+            "died_after_boot",
+            Phase.REQUEST,
+            failure_class,
+            {},
+        )
+        for loop, raised, failure_class in (
+            ("event_loop_overlap", "TypeError: '>' not supported between 'NoneType' and 'int'", "engine_exception"),
+            (
+                "event_loop_normal",
+                "RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400 and alignment 16 "
+                "in AlignedAllocator",
+                "workspace_locked",
+            ),
+        )
     ),
     Variant(
         "sglang#2102: FlashInfer's workspace has a fixed size",
@@ -313,3 +424,26 @@ def test_a_full_pool_is_not_said_to_be_a_full_card() -> None:
     ledger = read(S + "Decode out of memory. Try to lower your batch size.")
     assert ledger.cause is not None
     assert "no room for the tokens" in ledger.cause.sentence
+
+
+def served_for_hours(*between: str) -> LedgerReader:
+    """A settled engine, read in blocks, with lines of note among thousands that say nothing new."""
+    calm = S + "Decode batch. #running-req: 3, #token: 900, token usage: 0.10, gen throughput (token/s): 99.00, "
+    lines = [calm + "#queue-req: 0,"] * 3000
+    reader = LedgerReader()
+    reader.feed(f"{READY_LINE}\n{lines[0]}\n".encode())
+    reader.feed("".join(f"{line}\n" for line in (*lines, *between, *(lines if len(between) < 2 else ()))).encode())
+    reader.close()
+    return reader
+
+
+def test_the_fullest_moment_of_hours_is_found() -> None:
+    reader = served_for_hours(S + "Prefill batch. #new-seq: 1, #new-token: 9, token usage: 0.80, #queue-req: 0,")
+    ledger = reader.ledger()
+    assert ledger.get("kv_usage_pct") == 80
+    assert ledger.facts["kv_usage_pct"].evidence.line == 3003
+
+
+def test_a_pool_that_gets_full_after_hours_is_found() -> None:
+    reader = served_for_hours(*[STILL.format("1.00", 128)] * 2)
+    assert reader.ledger().failure_class == "request_starved"

@@ -385,7 +385,7 @@ def test_boots_that_others_have_answered_are_called_off_and_are_no_verdict(proje
         str(attempt.shape.max_model_len) for attempt in called_off
     }
     assert record.why.count("called off") == len(called_off)
-    listed = [line for line in result.outlines if re.match(r" +\d+  [\d,]+ +UNKNOWN  called off$", line)]
+    listed = [line for line in result.outlines if re.match(r" +\d+  [\d,]+ +UNKNOWN  called off(; .*)?$", line)]
     assert len(listed) == len(called_off)
     assert "interrupted" not in result.stdout.str()
     page = next(project.path.rglob("ladder.html")).read_text()
@@ -422,7 +422,7 @@ def test_an_interruption_shows_every_boot_that_it_cut_short(project: Project) ->
     assert all(attempt.message.startswith("interrupted: ") for attempt in project.attempts())
     said = "undecided: the run was interrupted; --kvbudget-resume takes over what is finished; *"
     result.stdout.fnmatch_lines(["test_it.py::test_window:", said])
-    shown = [line for line in result.outlines if re.match(r" +\d  [\d,]+  UNKNOWN  interrupted$", line)]
+    shown = [line for line in result.outlines if re.match(r" +\d  [\d,]+  UNKNOWN  interrupted(; .*)?$", line)]
     assert len(shown) == 3
     assert [verdict for _, verdict in rows(result.outlines)] == ["UNKNOWN"] * 3
     assert record.why == ("interrupted",) * 3

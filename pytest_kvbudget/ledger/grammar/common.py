@@ -12,8 +12,11 @@ _OOM = Failure(failure_class="oom")
 
 _TORCH_PARTS: Final = (
     r"(?:GPU|NPU|XPU|MUSA) {device:count} has a total capaci?ty of {total_bytes:size}",
+    r"\. (?:GPU|NPU|XPU|MUSA) {device:count} has a",
     r"of which {free_bytes:size} is free",
     r"\bthis process has {process_in_use_bytes:size} memory in use",
+    # in a container a process does not know its own number, and is the only one that it sees
+    r"is free\. Process \d+ has {process_in_use_bytes:size} memory in use\. Of the allocated",
     r"[Oo]f the allocated memory {torch_allocated_bytes:size} is allocated by PyTorch",
     r"with {private_pool_bytes:size} allocated in private pools",
     r"\band {reserved_unallocated_bytes:size} is reserved by PyTorch but unallocated",
@@ -102,6 +105,12 @@ TORCH: Final = (
         failure=Failure(failure_class="compile_hbm_exceeded", phase=Phase.COMPILE),
         parts=(r"Used {peak_hbm_bytes:xla} of", r"of {hbm_limit_bytes:xla} hbm"),
         wraps=True,
+    ),
+    Row(
+        pattern=r"RESOURCE_EXHAUSTED: .*[Hh]bm usage.* exceeding available bytes: {hbm_limit_bytes:xla}",
+        needle="exceeding available bytes: ",
+        scope="rank",
+        failure=Failure(failure_class="compile_hbm_exceeded", phase=Phase.COMPILE),
     ),
     Row(
         pattern=r"Ran out of memory in memory space [vsc]mem",
@@ -293,6 +302,7 @@ ROCM: Final = (
             (r"Memory access fault by GPU node-\d", "Memory access fault by GPU", Tier.ROOT),
             (r"Memory critical error by agent node-\d", "Memory critical error by", Tier.ROOT),
             (r"HW Exception by GPU node-\d", "HW Exception by GPU node-", Tier.ROOT),
+            (r"\bHipVMM Failure: (?!out of memory)", "HipVMM Failure: ", Tier.ROOT),
             (r"rocBLAS error: Cannot read \S*Tensile", "rocBLAS error: ", Tier.KILLED),
             (r"\bROCm error: (?!out of memory)", "ROCm error: ", Tier.KILLED),
             (r"amdgpu: .*page fault \(src_id:", "page fault (src_id:", Tier.KILLED),
@@ -314,7 +324,7 @@ SIMULATED: Final = Row(pattern=r"pytest-kvbudget simulated device", event="simul
 TABLE: Final = Table(family=None, rows=(*TORCH, *HOST, *ROCM, SIMULATED))
 
 FRAME: Final = re.compile(
-    r'^\s*File (?:"[^"]*", line \d+, in (?P<function>[\w.<>]+)|[^"\s]+\.py:\d+, in (?:[\w.<>]+\.)?(?P<cell>\w+)\()'
+    r'^\s*File (?:"[^"]*", line \d+, in (?P<function>[\w.<>]+)|[^"\s]+\.py:\d+\]?, in (?:[\w.<>]+\.)?(?P<cell>\w+)\()'
 )
 """One frame of a Python traceback, as Python or as IPython writes it."""
 
@@ -325,6 +335,7 @@ FRAMES: Final[dict[str, Phase]] = {
     "load_weights": Phase.WEIGHTS_LOAD,
     "initialize_model": Phase.WEIGHTS_LOAD,
     "_initialize_model": Phase.WEIGHTS_LOAD,
+    "_init_model": Phase.WEIGHTS_LOAD,
     "make_layers": Phase.WEIGHTS_LOAD,
     "create_weights": Phase.WEIGHTS_LOAD,
     "process_weights_after_loading": Phase.WEIGHTS_LOAD,
@@ -366,6 +377,14 @@ FRAMES: Final[dict[str, Phase]] = {
     "_forward_raw": Phase.REQUEST,
 }
 """Functions of the engines that run in one phase only. The outermost frame counts that is no weak one."""
+
+CALLS: Final[dict[str, str]] = {
+    ".layers = make_layers(": "make_layers",
+    "graph.capture_end()": "capture_end",
+    "super().capture_end()": "capture_end",
+}
+"""Source text that a frame shows, and which of `FRAMES` it calls: that one's own frame is missing in cut logs, or of
+another language."""
 
 WAITING_FRAMES: Final = frozenset({"make_async_mp_client", "launch_core_engines", "wait_for_engine_startup"})
 """Functions in which the server waits for the engine: the engine's own phase counts, at least ``worker_init``."""

@@ -50,6 +50,13 @@ BOOT: Final = (
         parts=(r"need to reduce device memory by {margin_short_bytes:mib}",),
     ),
     Row(
+        pattern=r"params_fit_impl: cannot fulfill margin of {margin_required_bytes:mib}",
+        needle="cannot fulfill margin of",
+        phase=Phase.ARGUMENT,
+        then=Phase.WEIGHTS_LOAD,
+        provenance=_D,
+    ),
+    Row(
         pattern=r"fit(?:_params)?: successfully fit params",
         needle="successfully fit params",
         phase=Phase.ARGUMENT,
@@ -84,6 +91,8 @@ BOOT: Final = (
         needle=": n_ctx",
         phase=Phase.KV_ALLOC,
     ),
+    # of all devices together
+    Row(pattern=r"KV self size  =\s+{kv_in_use_bytes:size}", phase=Phase.KV_ALLOC),
     Row(
         pattern=r"\s{place:word} KV buffer size =\s+{kv_in_use_bytes:size}",
         needle=" KV buffer size =",
@@ -104,8 +113,31 @@ BOOT: Final = (
         phase=Phase.READY,
         event="served",
     ),
+    Row(pattern=r"\"system memory\" total=\"{host_total_bytes:size}\"", needle="system memory", releases="ollama"),
+    Row(
+        pattern=r"llama runner started in \d",
+        needle="llama runner started in ",
+        phase=Phase.READY,
+        event="served",
+        releases="ollama",
+    ),
     *(
-        Row(pattern=rf"{name}: id\s+\d+ ", needle=f"{name}: id", event="alive")
+        Row(
+            pattern=rf"\| 200 \|.*{said}",
+            needle=said,
+            event="alive",
+            releases="ollama",
+            known=False,
+        )
+        for said in ('POST     "/api/generate"', 'POST     "/v1/chat/completions"')
+    ),
+    *(
+        Row(
+            pattern=rf"{name}: id\s+\d+ ",
+            needle=f"{name}: id",
+            event="alive",
+            parts=(r"n_ctx_slot = {n_ctx_slot:count}\b",),
+        )
         for name in ("launch_slot_", "update_slots", "print_timing", "process_toke", "get_availabl")
     ),
     Row(pattern=r"cleaning up before exit", event="stopping"),
@@ -239,9 +271,24 @@ FAILURES: Final = (
         needle="unable to allocate ",
         failure=_fails("host_memory_short", Phase.WEIGHTS_LOAD, Tier.KILLED),
     ),
+    *(
+        Row(pattern=pattern, needle=needle, failure=_fails("engine_killed", None, Tier.DEATH), releases="ollama")
+        for pattern, needle in (
+            (r"llama runner process has terminated: signal: killed", "llama runner process has terminated: "),
+            (r"\"llama runner terminated\" error=\"signal: killed\"", "llama runner terminated"),
+        )
+    ),
     Row(
-        pattern=r"llama runner process has terminated: signal: killed",
-        failure=_fails("engine_killed", None, Tier.DEATH),
+        pattern=r"\"llama runner terminated\" error=\"(?!signal: killed)",
+        needle="llama runner terminated",
+        failure=_fails("unexplained", None, Tier.WRAPPER),
+        releases="ollama",
+    ),
+    Row(
+        pattern=r"model requires more system memory \({projected_host_bytes:size}\) "
+        r"than is available \({host_mem_available_bytes:size}\)",
+        needle="model requires more system memory",
+        failure=_fails("host_memory_short", Phase.ARGUMENT),
         releases="ollama",
     ),
     Row(

@@ -346,7 +346,8 @@ COMPILER: Final = (
             (r"Compile command returned: (?!-9\b|0\b)-?\d", "Compile command returned: "),
             (r"neuronx?-cc failed with (?!-9\b)-?\d", "-cc failed with "),
             (r"'neuronx?-cc'.* returned non-zero exit status", "returned non-zero exit status"),
-            (r"\bneuronx?-cc\b.*\bAn Internal Compiler Error has occurred", "An Internal Compiler Error has occurred"),
+            (r"\bAn Internal Compiler Error has occurred", "An Internal Compiler Error has occurred"),
+            (r"\[N[A-Z]{2}\d{3}\] +Unhandled exception with message: ", "Unhandled exception with message: "),
             (r"\bCompilation failed for \S+\.(?:hlo|pb)\b", "Compilation failed for "),
             (r"Got a cached failed neff", ""),
             (r"Compiler generated too many instructions \(", "Compiler generated too many instructions"),
@@ -674,6 +675,7 @@ REFUSED: Final = (
         needle="not available",
         scope="rank",
         failure=_fails("devices_busy", Phase.WORKER_INIT),
+        parts=(r"\bret={ret:signed_count}\b",),
     ),
     Row(
         pattern=r"response code 'NERR_RESOURCE_NC'",

@@ -17,6 +17,10 @@ _FAULT: Final = (
 _GONE: Final = r"[Cc]onnection (?:closed|reset) by peer"
 """What stopped the capture of graphs: the message passes on whatever was raised."""
 
+STANDS_STILL: Final = "gen throughput (token/s): 0.00,"
+"""Nothing was generated since the line before."""
+_USAGE: Final = r"(?<!swa )token usage: {kv_usage_pct:share}(?=,|\s|$)"
+
 ROWS: Final = (
     Row(
         pattern=r"server_args=ServerArgs\(",
@@ -115,6 +119,30 @@ ROWS: Final = (
         needle="#queue-req: ",
         scope="rank",
         event="alive",
+        parts=(_USAGE,),
+    ),
+    Row(pattern=rf"\bbatch[.,] .*{_USAGE}", needle="token usage: ", scope="rank", event="asked"),
+    Row(
+        pattern=r"\bscheduler\.event_loop_\w+\(\)",
+        needle="scheduler.event_loop_",
+        phase=Phase.REQUEST,
+        scope="rank",
+        releases="the line of code in a traceback: the scheduler serves",
+    ),
+    Row(
+        pattern=r"Input length \(\d+ tokens\) exceeds the maximum allowed length",
+        needle=" exceeds the maximum allowed length",
+        phase=Phase.REQUEST,
+        scope="rank",
+        event="asked",
+    ),
+    *(
+        # requests are put back into the queue: nothing on the card failed
+        Row(pattern=pattern, needle=needle, phase=Phase.REQUEST, scope="rank", event="asked")
+        for pattern, needle in (
+            (r"KV cache pool is full\. Retract requests", "KV cache pool is full. Retract"),
+            (r"Decode out of memory happened\. #retracted_reqs", "Decode out of memory happened. "),
+        )
     ),
     Row(
         pattern=r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static",
@@ -171,16 +199,6 @@ ROWS: Final = (
         needle=" out of memory. Try to lower",
         scope="rank",
         failure=Failure(failure_class=TOKENS, phase=Phase.REQUEST),
-    ),
-    Row(
-        pattern=r"KV cache pool is full\. Retract requests",
-        scope="rank",
-        failure=Failure(failure_class=TOKENS, phase=Phase.REQUEST, soft=True),
-    ),
-    Row(
-        pattern=r"Decode out of memory happened\. #retracted_reqs",
-        scope="rank",
-        failure=Failure(failure_class=TOKENS, phase=Phase.REQUEST, soft=True),
     ),
 )
 

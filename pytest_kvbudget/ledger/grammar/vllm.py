@@ -237,7 +237,8 @@ PROFILE: Final = (
         wraps=True,
     ),
     Row(
-        pattern=r"Memory profiling results: ",
+        pattern=r"Memory profiling results:(?: |$)",
+        needle="Memory profiling results:",
         phase=Phase.PROFILE,
         then=Phase.KV_CHECK,
         scope="rank",
@@ -252,6 +253,24 @@ PROFILE: Final = (
             r"gpu_memory_utilization={gpu_memory_utilization:fraction}",
         ),
         wraps=True,
+    ),
+    *(
+        Row(
+            pattern=rf"^{label}\s+{figure}$",
+            needle=label,
+            phase=Phase.PROFILE,
+            scope="rank",
+            releases="0.6.5: a table, one figure a line",
+        )
+        for label, figure in (
+            ("total_gpu_memory", "{total_bytes:gib}"),
+            ("gpu_memory_utilization", "{gpu_memory_utilization:fraction}"),
+            ("the current vLLM instance can use", "{requested_bytes:gib}"),
+            ("model weights take", "{weights_bytes:gib}"),
+            ("non_torch_memory", "{non_torch_bytes:gib}"),
+            ("PyTorch activation peak memory", "{peak_activation_bytes:gib}"),
+            ("available_kv_cache_memory", "{available_kv_bytes:gib}"),
+        )
     ),
     Row(
         pattern=r"Initial free memory: {free_bytes:gib}",
@@ -486,11 +505,11 @@ CAPTURE: Final = (
         releases="0.10.2 - 0.13, 0.26+; DEBUG between",
         parts=(
             r"utilization is \({gpu_memory_utilization:fraction}, {requested_bytes:gib}\)",
-            r"{weights_bytes:gib} for weight\b",
+            r"{weights_bytes:gib} for weights?\b",
             r"{consumed_bytes:gib} for consumed memory",
             r"{peak_activation_bytes:gib} for peak activation",
             r"{non_torch_bytes:gib} for non-torch memory",
-            r"{graph_actual_bytes:gib} for CUDAGraph memory",
+            r"{graph_actual_bytes:gib} for (?:CUDAGraph|NPU graph) memory",
             r"--kv-cache-memory={kv_suggest_fit_bytes:bytes}`? (?:\([^)]*\) )?to fit",
             r"--kv-cache-memory={kv_suggest_full_bytes:bytes}`? (?:\([^)]*\) )?to fully",
             r"kv cache memory in use is {kv_in_use_bytes:size}",
@@ -498,6 +517,9 @@ CAPTURE: Final = (
         wraps=True,
     ),
 )
+
+IDLE: Final = "prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s"
+"""Said of an interval in which no request got a token and no prompt was read."""
 
 SERVING: Final = (
     Row(
@@ -532,6 +554,14 @@ SERVING: Final = (
         known=False,
     ),
     Row(pattern=r"\"POST /v1/\S* HTTP/1\.\d\" 5\d\d", needle='HTTP/1.1" 5', scope="api", event="asked", known=False),
+    Row(
+        pattern=r"Sequence group \S+ is preempted by PreemptionMode\.",
+        needle=" is preempted by PreemptionMode.",
+        phase=Phase.REQUEST,
+        scope="api",
+        event="alive",
+        releases="V0",
+    ),
     Row(pattern=r"shutdown triggered", scope="api", event="stopping"),
     Row(pattern=r"trigger received signal=SIG(?:TERM|INT)", needle="trigger received signal=", event="stopping"),
     Row(pattern=r"^Shutting down$", needle="Shutting down", scope="api", event="stopping", known=False),

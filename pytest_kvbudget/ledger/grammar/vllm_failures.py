@@ -431,7 +431,12 @@ KV: Final = (
         wraps=True,
     ),
     Row(
-        pattern=r"total_hbm_used_gb={consumed_bytes:gib} exceeds total_hbm_limit_cap_gb={requested_bytes:gib}",
+        pattern=r"total_hbm_used_gb={consumed_bytes:gib} exceeds total_hbm_limit(?:_cap)?_gb=",
+        needle="total_hbm_used_gb=",
+        parts=(
+            r"exceeds total_hbm_limit_cap_gb={requested_bytes:gib}",
+            r"--gpu-memory-utilization from {gpu_memory_utilization:fraction} to a larger",
+        ),
         releases="TPU",
         scope="rank",
         failure=_fails("kv_budget_nonpositive", Phase.KV_CHECK),
@@ -553,6 +558,7 @@ WRAPPERS: Final = tuple(
         (r"Got fatal signal from worker processes", "", _WRAPPER),
         (r"EngineCore hit an exception", "", _WRAPPER),
         (r"EngineCore encountered a fatal error", "", _DIES),
+        (r"AsyncLLM output_handler failed", "", _DIES),
         (r"EngineDeadError", "", _DIES),
         (r"Background loop has errored already", "", _DIES),
         (r"Engine background task failed", "", _DIES),
