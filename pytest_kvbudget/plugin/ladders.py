@@ -245,8 +245,11 @@ class LadderRun:
 
         One that has failed by itself meanwhile is over: it is told of and counted as any other.
         """
+        answered = {None, *(rung.record.device_set for rung in part.rungs)}
         for value in question.moot():
             running = {label: booting for label, (plan, booting) in self._running.items() if plan.value == value}
+            if any(booting.attempt.record.device_set not in answered for booting in running.values()):
+                continue  # what another kind of device set says is no answer for this one
             if any(booting.attempt.record.verdict is Verdict.FAIL for booting in running.values()):
                 continue
             for label in running:

@@ -51,6 +51,8 @@ class Quest:
         except MarkerError as error:
             raise QuestError(str(error)) from None
         self._asked = 0
+        self._home: str | None = None
+        """The kind of device set that the ladder before is proven on, where sets differ."""
         self._longest_s = 0.0
         self._settled: dict[str, int | float] = {}
         self._booted: list[tuple[Path, AttemptRecord, BootRequest]] = []
@@ -72,7 +74,9 @@ class Quest:
             QuestError: its base shape does not allow it.
         """
         if previous is not None:
-            winner, value = previous.winner(), previous.finding().value
+            finding = previous.finding()
+            winner, value = previous.winner(), finding.value
+            self._home = finding.sets[0].device_set if finding.sets else None
             if winner is not None and value is not None:
                 self._base, self._settled[previous.name] = winner, previous.setting(value)
         if self.only is not None:
@@ -162,7 +166,8 @@ class Quest:
         rung are left for when the search asks for them.
         """
         seen: set[int] = set()
-        for path, record, made in tuple(self._booted):
+        # where device sets differ, a boot on the one that the winner before was proven on speaks first
+        for path, record, made in sorted(self._booted, key=lambda booted: booted[1].device_set != self._home):
             plan = question.known_plan(made.shape)
             if plan is None or plan.value in seen or record.verdict not in COUNTED:
                 continue

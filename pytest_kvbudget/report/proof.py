@@ -45,7 +45,8 @@ def _claim(record: FindingRecord) -> str:
         case FindingKind.UNDECIDED:
             so_far = f"The largest rung that passed is {passed}. " if passed else "No rung passed. "
             above = f"The smallest that failed is {failed}. " if failed else ""
-            return f"The proof is incomplete. {so_far}{above}{_undecided(passed, failed)}; no verdict is not a failure."
+            open_end = _undecided(passed, failed, at_low=finding.failed_at == track.low)
+            return f"The proof is incomplete. {so_far}{above}{open_end}; no verdict is not a failure."
         case kind:
             return _WITHOUT_NUMBERS[kind]
 
@@ -71,11 +72,11 @@ _WITHOUT_NUMBERS: Final = {
 }
 
 
-def _undecided(passed: str, failed: str) -> str:
-    """Where the boundary may still be, with both ends, one or none booted."""
+def _undecided(passed: str, failed: str, *, at_low: bool) -> str:
+    """Where the boundary may still be, with both ends, one or none booted; the lowest rung has nothing below it."""
     if not passed and not failed:
         return "Nothing was decided"
-    where = "between them" if passed and failed else "above it" if passed else "below it"
+    where = "between them" if passed and failed else "above it" if passed or at_low else "below it"
     return f"What lies {where} was not decided"
 
 

@@ -485,7 +485,8 @@ class Ladder:
         if not bracket.closed or self._gap() is not None:
             return FindingKind.UNDECIDED, self.limit or "not all boots are done"
         if bracket.low < 0:
-            return FindingKind.EMPTY, ""
+            between = self._between_two_failures()
+            return (FindingKind.EMPTY, "") if between is None else (FindingKind.UNDECIDED, between)
         low, rungs = self._low(), self._rungs()
         if low is not None and bracket.high == len(self.axis):
             return FindingKind.EMPTY, ""
@@ -495,6 +496,24 @@ class Ladder:
         if low is not None:
             return FindingKind.EMPTY_WINDOW, sentences.too_low(self.axis, low)
         return (FindingKind.PROVEN if bracket.high < len(self.axis) else FindingKind.CEILING_REACHED), ""
+
+    def _between_two_failures(self) -> str | None:
+        """Why something may pass although both ends failed; ``None`` where nothing says so.
+
+        Values above the floor have more room, and the ceiling fails for something else.
+        """
+        causes = [
+            self._rungs()[end].trial.cause for end in (self.axis.floor, self.axis.ceiling) if end in self._rungs()
+        ]
+        if len(causes) < 2 or not more_room_above(self.history):
+            return None
+        floor, ceiling = causes
+        if floor is None or ceiling is None or ceiling.by_gate or ceiling.failure_class == floor.failure_class:
+            return None
+        return (
+            "larger values got further or missed less than the floor, and the ceiling failed for another reason "
+            f"({ceiling.failure_class}): what lies between was not decided"
+        )
 
     def _stopped(self) -> tuple[FindingKind, str] | None:
         """The kind and reason of an outcome that ends the search at once."""

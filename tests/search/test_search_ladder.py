@@ -95,6 +95,22 @@ def test_the_ceiling_is_booted_before_nothing_passes_where_larger_values_miss_le
     assert 81_920 in booted
 
 
+def test_between_a_floor_and_a_ceiling_that_fail_for_different_reasons_something_may_pass() -> None:
+    """An expert arena: short windows leave the pool no room, the ceiling's own need is too large for it."""
+    axis = Axis(name="max_model_len", floor=4_096, ceiling=262_144, quantum=4_096)
+    short = Cause(phase=Phase.KV_CHECK, failure_class="kv_check_short", sentence="6.24 GiB needed, 4.62 available")
+    ladder = Ladder(axis, Predict())
+    while (ask := ladder.next()) is not None:
+        if ask.value == axis.ceiling:
+            ladder.tell(told(ask, Verdict.FAIL, short))
+        else:
+            hint = arena(ask.value, passes_from=140_000)
+            ladder.tell(Trial(value=ask.value, verdict=Verdict.FAIL, cause=CAPTURE_OOM, hint=hint))
+    finding = ladder.finding()
+    assert finding.kind is FindingKind.UNDECIDED
+    assert "what lies between was not decided" in finding.sentence
+
+
 def test_what_the_gate_refused_above_a_failure_for_memory_is_not_called_memory() -> None:
     axis = Axis(name="max_model_len", floor=32_768, ceiling=65_536, quantum=4_096)
     ladder = Ladder(axis, Predict())
