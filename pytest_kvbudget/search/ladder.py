@@ -10,7 +10,7 @@ import msgspec
 from pytest_kvbudget.search import noise as noise_model
 from pytest_kvbudget.search import sentences
 from pytest_kvbudget.search.bracket import Bracket, bracket_of, counts, rung_of
-from pytest_kvbudget.search.lever import BEYOND, more_room_above, not_the_lever, wants_more
+from pytest_kvbudget.search.lever import BEYOND, got_further, more_room_above, not_the_lever, wants_more
 from pytest_kvbudget.search.log import REPEATS, Ask, BootLog
 from pytest_kvbudget.search.model import Axis, BatchStrategy, Finding
 from pytest_kvbudget.search.proof import ENOUGH_FAILURES, ENOUGH_PASSES, Rules, other_set
@@ -500,18 +500,18 @@ class Ladder:
     def _between_two_failures(self) -> str | None:
         """Why something may pass although both ends failed; ``None`` where nothing says so.
 
-        Values above the floor have more room, and the ceiling fails for something else.
+        A value above the floor got further than a smaller one, and the ceiling fails for something else.
         """
         causes = [
             self._rungs()[end].trial.cause for end in (self.axis.floor, self.axis.ceiling) if end in self._rungs()
         ]
-        if len(causes) < 2 or not more_room_above(self.history):
+        if len(causes) < 2 or not got_further(self.history):
             return None
         floor, ceiling = causes
         if floor is None or ceiling is None or ceiling.by_gate or ceiling.failure_class == floor.failure_class:
             return None
         return (
-            "larger values got further or missed less than the floor, and the ceiling failed for another reason "
+            "a larger value got further than the floor, and the ceiling failed for another reason "
             f"({ceiling.failure_class}): what lies between was not decided"
         )
 

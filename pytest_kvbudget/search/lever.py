@@ -33,8 +33,11 @@ BEYOND: Final = Hint(limits=(Limit(name="opposite_side", margin_bytes=1e300),))
 """Of a boot that failed for want of more: on the searched side it had room to spare, nobody knows how much."""
 MOST_ROOM_BYTES: Final = 16.0 * TIB
 """No device has so much left: it stands for room that nobody measured, as of a sweep's opposite failure."""
-_ORDERED: Final = (Phase.ARGUMENT, Phase.WORKER_INIT, Phase.WEIGHTS_LOAD, Phase.PROFILE, Phase.KV_CHECK)
-"""Phases up to the check of the KV cache: what engines do after it they do in different orders."""
+_ORDERED: Final = (
+    *(Phase.ARGUMENT, Phase.WORKER_INIT, Phase.WEIGHTS_LOAD, Phase.PROFILE, Phase.KV_CHECK, Phase.KV_ALLOC),
+    Phase.GRAPH_CAPTURE,
+)
+"""Phases that every engine which has them comes to in this order; what compiles and loads does so in another one."""
 CLEAR: Final = 4.0
 """How much more than the printed digits two deficits must be expected to differ for their likeness to say something."""
 
@@ -73,13 +76,18 @@ def more_room_above(history: Sequence[Trial]) -> bool:
     """
     if any(trial.passed for trial in history):
         return False
-    return any(_got_further(one, other) for one, other in combinations(history, 2)) or any(
-        _less_missing((one.value, limit), (other.value, other_limit))
+    return got_further(history) or any(
+        _less_missing((one.value, limit), (other.value, other_limit), alike=_same(one.cause, other.cause))
         for one, other in combinations(history, 2)
         for limit in one.hint.limits
         for other_limit in other.hint.limits
         if limit.name == other_limit.name and one.value != other.value
     )
+
+
+def got_further(history: Sequence[Trial]) -> bool:
+    """A larger value failed later than a smaller one. That is no hint: hints may mislead, and decide no finding."""
+    return any(_got_further(one, other) for one, other in combinations(history, 2))
 
 
 def _got_further(one: Trial, other: Trial) -> bool:
@@ -96,11 +104,12 @@ def _got_further(one: Trial, other: Trial) -> bool:
     return len(phases) == len(causes) and phases[0] < phases[1]
 
 
-def _less_missing(first: tuple[int, Limit], second: tuple[int, Limit]) -> bool:
-    """What an allocation missed at least counts like the rest: where it misleads, that costs the ceiling's boot."""
+def _less_missing(first: tuple[int, Limit], second: tuple[int, Limit], *, alike: bool) -> bool:
+    """The larger value missed less. What allocations missed at least is compared only where ``alike`` ones failed."""
     (_, low), (_, high) = sorted((first, second), key=lambda point: point[0])
     blur = low.precision_bytes + high.precision_bytes
-    return 0 <= blur < math.inf and -math.inf < low.margin_bytes < high.margin_bytes - blur < 0
+    comparable = (alike or not (low.at_least or high.at_least)) and 0 <= blur < math.inf
+    return comparable and -math.inf < low.margin_bytes < high.margin_bytes - blur < 0
 
 
 def wants_more(cause: Cause | None, axis: str) -> bool:

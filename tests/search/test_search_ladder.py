@@ -17,6 +17,7 @@ from pytest_kvbudget.verdict import FindingKind, Phase, Verdict
 
 AXIS = Axis(name="max_model_len", floor=131_072, ceiling=262_144, quantum=4096)
 CAPTURE_OOM = Cause(phase=Phase.GRAPH_CAPTURE, failure_class="graph_capture_oom", sentence="76.00 MiB did not fit")
+KV_ALLOC_OOM = Cause(phase=Phase.KV_ALLOC, failure_class="kv_alloc_oom", sentence="4.62 GiB did not fit")
 GATE = Cause(phase=Phase.READY, failure_class="gate", sentence="assert 190000 >= 200000", by_gate=True)
 BAD_FLAG = Cause(phase=Phase.ARGUMENT, failure_class="argument_rejected", sentence="unrecognized arguments: --foo")
 
@@ -104,8 +105,7 @@ def test_between_a_floor_and_a_ceiling_that_fail_for_different_reasons_something
         if ask.value == axis.ceiling:
             ladder.tell(told(ask, Verdict.FAIL, short))
         else:
-            hint = arena(ask.value, passes_from=140_000)
-            ladder.tell(Trial(value=ask.value, verdict=Verdict.FAIL, cause=CAPTURE_OOM, hint=hint))
+            ladder.tell(told(ask, Verdict.FAIL, CAPTURE_OOM if ask.value > axis.floor else KV_ALLOC_OOM))
     finding = ladder.finding()
     assert finding.kind is FindingKind.UNDECIDED
     assert "what lies between was not decided" in finding.sentence
