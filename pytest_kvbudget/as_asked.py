@@ -16,6 +16,8 @@ _SIZED_FOR: Final = "KV cache need:"
 """Begins a line whose numbers are of the request that a pool must hold, not of the engine."""
 _ARGUMENTS: Final = ("non-default args: ", "args: Namespace(")
 """What the lines contain in which an engine says how it was called."""
+_LEFT: Final = "Available KV cache memory"
+"""Of the line in which vLLM says what its pool is made of."""
 _NUMBERS: Final = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "gpu_memory_utilization"),
     "kv_cache_memory_bytes",
@@ -61,6 +63,8 @@ def _larger_pool(ledger: BootLedger, shape: Shape) -> Judgement | None:
     pinned, stated = shape.kv_cache_memory_bytes, ledger.facts.get("available_kv_bytes")
     if pinned is None or stated is None or isinstance(stated.value, str):
         return None
+    if _LEFT not in stated.evidence.text:
+        return None  # a budget that other engines state is no pool yet
     if stated.value <= pinned + 2 * stated.precision:
         return None
     said = f"has a KV pool of {format_gib(stated.value)}, not the {format_size(pinned)}"

@@ -33,6 +33,15 @@ def test_a_pool_of_the_pinned_bytes_or_fewer_is_as_asked(printed_gib: str, pinne
     assert not_as_asked(boot(printed_gib), Shape(kv_cache_memory_bytes=pinned_bytes)) is None
 
 
+def test_a_budget_of_a_neuron_worker_is_no_pool() -> None:
+    reader = LedgerReader()
+    reader.feed(
+        b"(EngineCore pid=102) INFO 11-30 10:00:00 [neuron_worker.py:512] Neuron memory: logical-core HBM 36.00 GiB, model "
+        b"weights 10.13 GiB, reserved headroom 18.78 GiB, KV cache budget 7.09 GiB\n"
+    )
+    assert not_as_asked(reader.ledger(), Shape(kv_cache_memory_bytes=7 * GIB)) is None
+
+
 def test_a_pool_that_a_variable_made_larger_is_none_of_the_shape() -> None:
     """``VLLM_CPU_KVCACHE_SPACE=1`` beside 64 MiB, on a real vLLM 0.32 on CPU."""
     judged = not_as_asked(boot("1.00"), Shape(kv_cache_memory_bytes=64 * MIB))
