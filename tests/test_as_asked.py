@@ -36,8 +36,8 @@ def test_a_pool_of_the_pinned_bytes_or_fewer_is_as_asked(printed_gib: str, pinne
 def test_a_budget_of_a_neuron_worker_is_no_pool() -> None:
     reader = LedgerReader()
     reader.feed(
-        b"(EngineCore pid=102) INFO 11-30 10:00:00 [neuron_worker.py:512] Neuron memory: logical-core HBM 36.00 GiB, model "
-        b"weights 10.13 GiB, reserved headroom 18.78 GiB, KV cache budget 7.09 GiB\n"
+        b"(EngineCore pid=102) INFO 11-30 10:00:00 [neuron_worker.py:512] Neuron memory: logical-core HBM 36.00 GiB, "
+        b"model weights 10.13 GiB, reserved headroom 18.78 GiB, KV cache budget 7.09 GiB\n"
     )
     assert not_as_asked(reader.ledger(), Shape(kv_cache_memory_bytes=7 * GIB)) is None
 
