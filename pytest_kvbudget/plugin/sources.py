@@ -53,7 +53,7 @@ def dependencies(functions: Iterable[Callable[..., object]], values: Mapping[str
     Raises:
         OSError: the source of something that they depend on cannot be read.
         TypeError: something that they depend on is written in no Python file.
-        LookupError: they look something up by a name that only the run knows.
+        ImportError, LookupError: they look something up by a name that only the run knows.
     """
     seen = _Seen()
     for function in functions:
@@ -115,9 +115,12 @@ def _of_code(function: object, code: CodeType, seen: _Seen) -> Iterator[str]:
         for name in sorted(part.co_names):
             if name in world:
                 yield from _of_value(name, world[name], seen)
+        level = 0
         for instruction in dis.get_instructions(part):
             if instruction.opname == "IMPORT_NAME":
-                yield from _of_import(str(instruction.argval), seen)
+                yield from _of_import(str(instruction.argval), level, str(world.get("__package__") or ""), seen)
+            elif isinstance(instruction.argval, int):
+                level = instruction.argval  # of a relative import: the number that was put on the stack for it
     cells = getattr(function, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars, cells, strict=True):
         with suppress(ValueError):  # a cell that is empty yet
@@ -127,14 +130,25 @@ def _of_code(function: object, code: CodeType, seen: _Seen) -> Iterator[str]:
     yield from _of_value("keyword defaults", getattr(function, "__kwdefaults__", None), seen)
 
 
-def _of_import(name: str, seen: _Seen) -> Iterator[str]:
-    """What an import statement inside a function brings; not imported for this where nothing else did."""
-    module = sys.modules.get(name)
+def _of_import(name: str, level: int, package: str, seen: _Seen) -> Iterator[str]:
+    """What an import statement inside a function brings; not imported for this where nothing else did.
+
+    Args:
+        name: as the statement has it.
+        level: dots before it.
+        package: of the module that the statement stands in.
+        seen: what was visited.
+    """
+    full = importlib.util.resolve_name("." * level + name, package) if level else name
+    module = sys.modules.get(full)
     if module is not None:
-        yield from _of_value(name, module, seen)
+        yield from _of_value(full, module, seen)
         return
-    found = importlib.util.find_spec(name) if name else None
-    if found is not None and found.origin is not None and not _installed(found.origin):
+    top = full.partition(".")[0]  # to look for more would import it
+    found = importlib.util.find_spec(top)
+    if found is None or found.origin is None or (top != full and not _installed(found.origin)):
+        raise LookupError(f"nothing tells what {full} is before it is imported")
+    if found.origin.endswith(".py") and not _installed(found.origin):
         yield Path(found.origin).read_text(encoding="utf-8")
 
 

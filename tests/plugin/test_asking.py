@@ -189,6 +189,28 @@ def test_a_decorator_with_a_limit_of_its_own(pytester: pytest.Pytester) -> None:
     assert asked(pytester, test_it=text) != asked(pytester, test_it=text.replace("NEED = 8", "NEED = 9"))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def test_it():\n    import nowhere.deeper\n",
+        "def test_it():\n    from . import nowhere\n",
+        "class Odd:\n    def __repr__(self):\n        raise RuntimeError\nODD = {Odd()}\n"
+        "def test_it():\n    assert ODD\n",
+    ],
+    ids=["import of what is not there", "relative import without a package", "an object that cannot be shown"],
+)
+def test_what_cannot_be_looked_at_costs_no_run(pytester: pytest.Pytester, source: str) -> None:
+    item = pytester.getitem(source, "test_it")
+    assert isinstance(item, pytest.Function)
+    assert digest(item) is None
+
+
+def test_an_installed_module_that_a_body_imports_is_not_looked_into(pytester: pytest.Pytester) -> None:
+    item = pytester.getitem("def test_it():\n    import wave, xml.sax.expatreader\n    assert wave\n", "test_it")
+    assert isinstance(item, pytest.Function)
+    assert digest(item) is not None
+
+
 def test_what_changes_while_tests_run_was_looked_at_before(pytester: pytest.Pytester) -> None:
     item = pytester.getitem("SEEN = []\ndef test_it():\n    SEEN.append(1)\n", "test_it")
     assert isinstance(item, pytest.Function)
