@@ -57,8 +57,8 @@ def hint_from(
     """
     kv = None if axis == "kv_cache_memory_bytes" else _kv_limit(ledger, axis, shape, windows, scaled=scaled)
     device = _device_limit(ledger, _device_rate(ledger, axis, shape, scaled=scaled), free_bytes)
-    compiled = _compile_limit(ledger, _scratch_rate(ledger, axis, shape))
-    compiled = compiled and replace(compiled, rate_at_most=True)
+    # some of a scratchpad is there whatever the window
+    compiled = _compile_limit(ledger, _scratch_rate(ledger, axis, shape), at_most=True)
     limits = tuple(limit for limit in (kv, compiled, _arena_limit(ledger, axis), device) if limit is not None)
     return Hint(limits=limits, estimate=_estimate(ledger, axis, windows, scaled=scaled))
 
@@ -128,8 +128,14 @@ def _startup_limit(ledger: BootLedger, knob: Knob, shape: Shape) -> Limit | None
     )
 
 
-def _compile_limit(ledger: BootLedger, rate: float | None) -> Limit | None:
-    """What a compiled program was over its limit: the peak of the first program that was."""
+def _compile_limit(ledger: BootLedger, rate: float | None, *, at_most: bool = False) -> Limit | None:
+    """What a compiled program was over its limit, in bytes: the peak of the first program that was.
+
+    Args:
+        ledger: what the boot printed.
+        rate: bytes that one more unit takes; ``None`` where unknown.
+        at_most: it takes no more than that, and maybe less.
+    """
     peak, limit = _fact(ledger, "peak_hbm_bytes"), _fact(ledger, "hbm_limit_bytes")
     if peak is None or limit is None or float(peak.value) <= float(limit.value):
         return None
@@ -137,6 +143,7 @@ def _compile_limit(ledger: BootLedger, rate: float | None) -> Limit | None:
         name=COMPILE_LIMIT,
         margin_bytes=float(limit.value) - float(peak.value),
         bytes_per_unit=rate,
+        rate_at_most=at_most,
         precision_bytes=peak.precision + limit.precision,
         exact=True,  # the compiler's own sum: a program that it refused is in no cache, and is refused again
     )

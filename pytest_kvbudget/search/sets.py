@@ -114,8 +114,8 @@ def _weaker(bound: SetBound, value: int, words: Words) -> str:
     where = words.where(value if against is None else against)
     if bound.passed is None:
         return f"on {named(bound)} {where} {how}, and nothing passed there: it needs a search of its own"
-    at = words.at if against == bound.failed_at else ""
-    deploy = f"deploy {at} {words.show(bound.passed)}".replace("  ", " ")
+    at = f" {words.at}" if against == bound.failed_at else ""
+    deploy = f"deploy{at} {words.show(bound.passed)}"
     return f"on {named(bound)} {where} {how}: {deploy} there, the {words.best} that passed"
 
 
